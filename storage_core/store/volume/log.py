@@ -530,12 +530,22 @@ class VolumeLog:
         return found
 
     def unfinished_snapshots(self) -> set[str]:
-        """Return the files of snapshots that no segment goes on from: nothing counts on them, whole or not.
+        """Return the files of snapshots that are cut or whole, and that no segment goes on from: nothing needs them.
 
         Whoever wrote one was killed, and the log goes on without it; the next one takes its place.
         """
         last = max((base for number in self.segments() if (base := self._base_index(number)) is not None), default=0)
-        return {str(self.snapshot_path(index)) for index in self.snapshots() if index > last}
+        unfinished = set()
+        for index in self.snapshots():
+            path = self.snapshot_path(index)
+            try:
+                with self._open(path) as file:
+                    is_another = snapshot_format.decode(file.read_at(0, PAGE_SIZE)).index != index
+            except CorruptionError:
+                is_another = False
+            if index > last and not is_another:
+                unfinished.add(str(path))
+        return unfinished
 
     def snapshot_is_whole(self, index: int) -> bool:
         """Return whether every byte of the snapshot is as it was written."""
