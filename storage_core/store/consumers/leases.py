@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -145,20 +145,13 @@ class Leases:
         self._release([name])
         return found or self.acquire(name)  # it was deleted meanwhile
 
-    def acquire_or_wait(self, name: str) -> tuple[Held | None, bool]:
-        """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
-        return self._wait(name, self.acquire)
-
     def look(self, name: str) -> Held | None:
         """Return who else has a lease. Raises OSError if too few volumes answer."""
         return self._look(name)
 
     def look_or_wait(self, name: str) -> tuple[Held | None, bool]:
         """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
-        return self._wait(name, self._look)
-
-    def _wait(self, name: str, ask: Callable[[str], Held | None]) -> tuple[Held | None, bool]:
-        held = ask(name)
+        held = self._look(name)
         first, begun_s = self._observed.pop(name, (held, self._env.monotonic()))
         while held is not None:
             if held.has_ended():
@@ -168,7 +161,7 @@ class Leases:
             if self._env.monotonic() - begun_s >= EXPIRES_S:
                 return held, True
             self._env.sleep(LOOK_S)
-            held = ask(name)
+            held = self._look(name)
         return None, False
 
     def observe(self, names: Iterable[str]) -> None:
