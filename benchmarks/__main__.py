@@ -8,12 +8,11 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import RESULTS
 from benchmarks.spark_batch import MESSAGES, ROUNDS
 
-RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("spark_batch", "replicas", "planning", "scrub", "rescue", "idle", "turns")
 WITH_MESSAGES = ("spark_batch", "replicas")
 
@@ -23,14 +22,14 @@ def run() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (all)")
     parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many go through Spark ({MESSAGES})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
-    given = parser.parse_args()
-    if given.messages < 1 or given.rounds < 1:
+    arguments = parser.parse_args()
+    if arguments.messages < 1 or arguments.rounds < 1:
         parser.error("--messages and --rounds are at least 1")
     failed = []
-    for part in given.only:
+    for part in arguments.only:
         command = [sys.executable, "-m", f"benchmarks.{part}"]
         if part in WITH_MESSAGES:
-            command += ["--messages", str(given.messages), "--rounds", str(given.rounds)]
+            command += ["--messages", str(arguments.messages), "--rounds", str(arguments.rounds)]
         print(f"\n--- {part}", flush=True)
         if subprocess.run(command, cwd=RESULTS.parent.parent).returncode:
             failed.append(part)
@@ -45,9 +44,9 @@ def show_table() -> None:
     print(f"\n{'ratio':<58}{'is':>8}{'by CPU':>8}{'wanted':>10}")
     for part in PARTS:
         path = RESULTS / f"{part}.json"
-        for one in json.loads(path.read_text())["ratios"] if path.exists() else ():
-            wanted, verdict = judge(one)
-            print(f"{one['name']:<58}{one['ratio']:>8.2f}{one['by_cpu']:>8.2f}{wanted:>10}  {verdict}".rstrip())
+        for ratio in json.loads(path.read_text())["ratios"] if path.exists() else ():
+            wanted, verdict = judge(ratio)
+            print(f"{ratio['name']:<58}{ratio['ratio']:>8.2f}{ratio['by_cpu']:>8.2f}{wanted:>10}  {verdict}".rstrip())
     print("\nOther work of the machine moves all of these; processor time is moved less than elapsed time.")
 
 

@@ -142,19 +142,19 @@ def measure(codec: str, batches: list[pa.RecordBatch], folder: Path, rounds: int
         show("  verify", rows, seconds, f"{summary.file_size / seconds / 1e6:.0f} MB/s")
 
 
-def show(what: str, rows: int, seconds: float, note: str = "") -> None:
-    print(f"{what:34}{rows / seconds / 1e6:10.2f} M messages/s   {note}")
+def show(work: str, rows: int, seconds: float, note: str = "") -> None:
+    print(f"{work:34}{rows / seconds / 1e6:10.2f} M messages/s   {note}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.block", description=__doc__)
     parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many ({MESSAGES})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds that count ({ROUNDS})")
-    given = parser.parse_args()
-    batches = messages(given.messages)
+    arguments = parser.parse_args()
+    batches = messages(arguments.messages)
     with tempfile.TemporaryDirectory() as folder:
         for codec in ("none", "lz4", "zstd"):
-            measure(codec, batches, Path(folder), given.rounds)
+            measure(codec, batches, Path(folder), arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -101,8 +101,8 @@ class MemorySource(DataSource):
         return spark_schema(MESSAGE_TYPES)
 
     def _shape(self) -> tuple[int, int, int]:
-        given = self.options
-        return int(given["rows"]), int(given["partitions"]), int(given.get("data_size", DATA_SIZE))
+        options = self.options
+        return int(options["rows"]), int(options["partitions"]), int(options.get("data_size", DATA_SIZE))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return MemoryReader(*self._shape())

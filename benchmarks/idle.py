@@ -6,7 +6,6 @@ beside it Spark's own file source on a folder of Parquet files.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
+from benchmarks.figures import write_figures
 from benchmarks.spark_batch import cpu_seconds, start_session
 from storage_core import Store
 
 SECONDS, SETTLE_SECONDS = 30, 10
-RESULTS = Path(__file__).resolve().parent / "results" / "idle.json"
 WANTED_MAX = 5.0  # percent of one core
 
 
@@ -42,7 +41,7 @@ def idle_share(frame: DataFrame, checkpoint: Path, seconds: float) -> float:
 
 
 def main(seconds: float) -> int:
-    """Print the shares and write them to RESULTS; returns an exit code."""
+    """Print the shares and write them to benchmarks/results; returns an exit code."""
     shares = {}
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as folder, ExitStack() as stack:
         place = Path(folder)
@@ -69,10 +68,8 @@ def main(seconds: float) -> int:
         at_most = WANTED_MAX if name.startswith("an idle query, R") else None
         ratios.append({"name": name, "ratio": round(own, 2), "by_cpu": round(own, 2), "at_most": at_most})
         print(f"{name:<52}{own:>8.2f}{'' if at_most is None else f'<= {at_most}':>10}")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(
-        json.dumps({"seconds": seconds, "session_alone": round(alone, 2), "ratios": ratios}, indent=2) + "\n"
-    )
+    figures = {"seconds": seconds, "session_alone": round(alone, 2), "ratios": ratios}
+    write_figures("idle", f"python -m benchmarks.idle --seconds {seconds:g}", figures)
     return 0
 
 

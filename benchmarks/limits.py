@@ -7,7 +7,6 @@ that is lowered: in how many entries, and what memory the process takes for it b
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.figures import write_figures
 from storage_core import Store
 
 MESSAGES, ROUNDS, SUBJECTS, REMOVED = 100_000, 10, 1_000_000, 10_000_000
@@ -26,7 +26,6 @@ PAYLOAD_SIZE = 100  # bytes
 FILLED = 4  # appends before the first that counts
 WANTED, WANTED_PER_SUBJECT = 0.8, 0.3
 SUBJECT = "s"
-RESULTS = Path(__file__).resolve().parent / "results" / "limits.json"
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -129,22 +128,20 @@ def removals(place: Path, count: int) -> list[dict[str, Any]]:
     return figures
 
 
-def _memory(what: str) -> int:
+def _memory(field: str) -> int:
     """Return bytes of this process's memory, as the kernel counts them."""
-    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(what))
+    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def main(count: int, rounds: int, subject_count: int, removed: int, directory: str | None) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-", dir=directory) as name:
         place = Path(name)
         ratios = at_limits(place, count, rounds) + per_subject(place, count, rounds, subject_count)
         figures = removals(place, removed)
-    RESULTS.parent.mkdir(exist_ok=True)
     command = f"python -m benchmarks.limits --messages {count} --rounds {rounds} --subjects {subject_count}"
-    document = {"command": f"{command} --removed {removed}", "ratios": ratios, "removals": figures}
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures("limits", f"{command} --removed {removed}", {"ratios": ratios, "removals": figures})
     return 0
 
 
@@ -155,5 +152,5 @@ if __name__ == "__main__":
     parser.add_argument("--subjects", type=int, default=SUBJECTS, help=f"that have a message ({SUBJECTS})")
     parser.add_argument("--removed", type=int, default=REMOVED, help=f"messages that go at once ({REMOVED})")
     parser.add_argument("--directory", help="in which to measure (that of temporary files)")
-    given = parser.parse_args()
-    sys.exit(main(given.messages, given.rounds, given.subjects, given.removed, given.directory))
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.messages, arguments.rounds, arguments.subjects, arguments.removed, arguments.directory))

@@ -7,7 +7,6 @@ it is made, so that one like that is beside it. Data are random, so that nothing
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import localbucket
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.figures import write_figures
 from storage_core import Store
 from storage_core.block.format import FRAME_SIZE_TARGET
 from storage_core.objects.client import PART_SIZE
@@ -32,7 +32,6 @@ TOTAL = 192 << 20  # bytes of a round
 PAYLOAD_SIZE = 4096
 ROUNDS = 3
 WANTED = 0.7
-RESULTS = Path(__file__).resolve().parent / "results" / "objects.json"
 
 
 class Server(ThreadingHTTPServer):
@@ -85,10 +84,10 @@ def once(bucket: str, options: dict[str, str], size: int) -> dict[str, float]:
     taken = dict.fromkeys(("puts", "puts_in_parts", "appends", "gets", "reads"), 0.0)
 
     @contextmanager
-    def timed(what: str) -> Iterator[None]:
+    def timed(work: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        taken[what] += time.perf_counter() - began
+        taken[work] += time.perf_counter() - began
 
     for number in range(count):
         table = messages(size, number)
@@ -141,7 +140,7 @@ def main() -> None:
         rates = ", ".join(f"{key} {TOTAL / taken / 1e6:.0f} MB/s" for key, taken in seconds.items())
         ratios = f"append {append:.2f} ({in_parts:.2f} of puts in parts), read {read:.2f}"
         print(f"blocks of {size >> 20:>3} MiB: {ratios} (wanted {WANTED}); {rates}", flush=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    write_figures("objects", f"python -m benchmarks.objects --rounds {arguments.rounds}", results)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ opens the store and looks at all of it.
 
 import argparse
 import http.client
-import json
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+from benchmarks.figures import write_figures
 from storage_core import Store
 
 STREAMS, BLOCKS, CONSUMERS = 1_000, 10, 200  # blocks of each stream; consumers of all
@@ -27,7 +27,6 @@ PATHS = (
     "/", "/streams", "/streams/S0007/messages", "/streams/S0007/copies", "/streams/S0007/configuration", "/consumers",
     "/streams/S0007/consumers/reader", "/volumes", "/events",
 )  # fmt: skip
-RESULTS = Path(__file__).resolve().parent / "results" / "pages.json"
 
 
 def make_store(volumes: list[str], stream_count: int) -> Store:
@@ -48,9 +47,9 @@ def served(volumes: list[str]) -> Iterator[tuple[int, int]]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            found = re.search(r":(\d+)/", server.stderr.readline())
-            assert found is not None
-            yield int(found[1]), server.pid
+            match = re.search(r":(\d+)/", server.stderr.readline())
+            assert match is not None
+            yield int(match[1]), server.pid
         finally:
             server.terminate()
 
@@ -68,7 +67,7 @@ def load(port: int, path: str) -> float:
 
 
 def main(stream_count: int) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as place:
         volumes = [str(Path(place) / f"volume-{number}") for number in range(3)]
         with make_store(volumes, stream_count), served(volumes) as (port, _):
@@ -83,8 +82,7 @@ def main(stream_count: int) -> int:
     ratios = [
         {"name": "slowest page of the store, seconds", "ratio": round(slowest, 3), "at_most": ANSWER_MAX_S},
     ]
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"command": "python -m benchmarks.pages", "ratios": ratios}, indent=2) + "\n")
+    write_figures("pages", "python -m benchmarks.pages", {"ratios": ratios})
     return 0
 
 

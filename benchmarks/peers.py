@@ -1,6 +1,7 @@
 """`python -m benchmarks.peers`: writing, batch reading and streaming beside Delta and Kafka with a real broker.
 
-The same rows, in turns, in one run, after a round of warm-up. A streaming read is one `Trigger.AvailableNow` batch into
+The same rows, in turns, in one run, after a round of warm-up. Each round begins with another contender, because whoever
+writes first gets memory for the page cache anew. A streaming read is one `Trigger.AvailableNow` batch into
 `noop`, from a new checkpoint; a streaming write is one such batch from Parquet files, and is compared with a batch
 append of the same files. Kafka is one broker with as many partitions as Spark has cores, one replica, no fsync; it is
 left out where its JARs were not fetched (scripts/kafka_jars.py). A Python source of ready batches is beside them, in
@@ -13,7 +14,9 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, DataFrameReader
@@ -34,10 +37,10 @@ from benchmarks.spark_batch import (
 from datasource.scan import scan
 from storage_core import Store
 
+Work = Callable[[], None]
 MESSAGES = 4_000_000
 PARTITIONS = 2
 TRIGGERS, WARM_UP, TRIGGER_MESSAGES = 40, 10, 1_000
-RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
 RATIOS: tuple[Ratio, ...] = (
     ("streaming read / batch read", "stream read jstream", "read jstream", 0.9),
     ("streaming read / one of ready batches", "stream read jstream", "stream read ready batches", 0.95),
@@ -98,6 +101,13 @@ class Peers:
                         store.delete_stream(name)
                 store.maintain()
 
+    def time_in_turn(self, works: dict[str, Work], number: int, counted: bool) -> None:
+        """Time each of them, beginning with another one in each round."""
+        names = list(works)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            self.run.time(name, counted, works[name])
+
     # --- writing
 
     def write(self, kind: str, name: str) -> None:
@@ -116,10 +126,10 @@ class Peers:
         self.make_stream(self.store, name)
         self.make_stream(self.store_r3, name)
         self.make_stream(self.store, f"{name}-STREAMED")
-        for kind in (*self.kinds, "nothing"):
-            self.run.time(f"write {kind}", counted, lambda kind=kind: self.write(kind, name))  # type: ignore[misc]
-        self.run.time("write jstream R3", counted, lambda: jstream_write(self.rows, name, self.store_r3))
-        self.run.time("stream write jstream", counted, lambda: self.stream_write(f"{name}-STREAMED"))
+        works: dict[str, Work] = {f"write {kind}": partial(self.write, kind, name) for kind in (*self.kinds, "nothing")}
+        works["write jstream R3"] = partial(jstream_write, self.rows, name, self.store_r3)
+        works["stream write jstream"] = partial(self.stream_write, f"{name}-STREAMED")
+        self.time_in_turn(works, number, counted)
         shutil.rmtree(self.run.place / f"delta-{name}", ignore_errors=True)
         self.forget_rounds()
 
@@ -140,11 +150,11 @@ class Peers:
         chosen = reader.format("kafka").options(subscribe="ORDERS", startingOffsets="earliest")
         return chosen.option("kafka.bootstrap.servers", self.address).load()
 
-    def read_round(self, counted: bool) -> None:
+    def read_round(self, number: int, counted: bool) -> None:
+        works: dict[str, Work] = {}
         for kind in (*self.kinds, "ready batches"):
-            self.run.time(f"read {kind}", counted, lambda kind=kind: self.drain(kind))  # type: ignore[misc]
-            self.run.time(f"stream read {kind}", counted, lambda kind=kind: self.stream(kind))  # type: ignore[misc]
-        self.run.time("scan jstream", counted, self.scan)
+            works |= {f"read {kind}": partial(self.drain, kind), f"stream read {kind}": partial(self.stream, kind)}
+        self.time_in_turn({**works, "scan jstream": self.scan}, number, counted)
 
     def drain(self, kind: str) -> None:
         self.load(self.spark.read, kind).write.format("noop").mode("overwrite").save()
@@ -173,7 +183,9 @@ class Peers:
         }
         for kind, frame in frames.items():
             query = self.finish(frame, "noop")
-            durations = [one.durationMs["triggerExecution"] for one in query.recentProgress if one.numInputRows]
+            durations = [
+                progress.durationMs["triggerExecution"] for progress in query.recentProgress if progress.numInputRows
+            ]
             assert len(durations) >= TRIGGERS - 1, f"{kind}: {len(durations)} micro-batches"
             if counted:
                 median_s = statistics.median(durations[WARM_UP:]) / 1_000
@@ -195,7 +207,7 @@ def _size(folder: Path) -> int:
 
 
 def main(messages: int, rounds: int) -> int:
-    """Run everything, print the ratios and write them to RESULTS; returns an exit code."""
+    """Run everything, print the ratios and write them to benchmarks/results; returns an exit code."""
     jars = kafka.connector_jars()
     if not jars:
         print("Kafka is left out: its JARs are not here (python scripts/kafka_jars.py fetches them)")
@@ -208,12 +220,12 @@ def main(messages: int, rounds: int) -> int:
         peers = Peers(run, address)
         for number in range(rounds + 1):
             peers.write_round(number, number > 0)
-            peers.read_round(number > 0)
+            peers.read_round(number, number > 0)
             print(f"round {number} of {rounds} done" + ("" if number else " (warm-up, not counted)"), flush=True)
         for number in range(2):
             peers.trigger_round(number > 0)
     command = f"python -m benchmarks.peers --messages {messages} --rounds {rounds}"
-    report(run, RATIOS, RESULTS, command, SIZE_RATIOS)
+    report(run, RATIOS, "peers", command, SIZE_RATIOS)
     return 0
 
 

@@ -6,7 +6,6 @@ commits in the same run, in turns. Times are medians of fresh openings, after im
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.figures import write_figures
 from storage_core import Store
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Append, AppendedBlocks
@@ -34,7 +34,6 @@ WANTED_S = 1.0  # to open and plan many blocks
 BLOCKS_PER_COMMIT = 1_000
 GROUP = 50  # commits that are written in one round
 STREAM = "MANY"
-RESULTS = Path(__file__).resolve().parent / "results" / "planning.json"
 Taken = dict[str, tuple[float, float]]  # by step: elapsed and processor seconds
 
 
@@ -86,16 +85,16 @@ def times(work: Callable[[], object]) -> tuple[float, float]:
 def once(volumes: list[Path]) -> Taken:
     """Open and plan once."""
     opened: list[Store] = []
-    found = {"open": times(lambda: opened.append(Store.open(volumes)))}
-    found["plan"] = times(partial(opened[0].plan, ReadRequest((STREAM,))))
-    found["open and plan"] = tuple(map(sum, zip(found["open"], found["plan"], strict=True)))  # type: ignore[assignment]
-    found["plan one subject"] = times(partial(opened[0].plan, ReadRequest((STREAM,), subject_filters=("many.3",))))
-    found["open read-only"] = times(partial(Store.open, volumes, read_only=True))
-    return found
+    taken = {"open": times(lambda: opened.append(Store.open(volumes)))}
+    taken["plan"] = times(partial(opened[0].plan, ReadRequest((STREAM,))))
+    taken["open and plan"] = tuple(map(sum, zip(taken["open"], taken["plan"], strict=True)))  # type: ignore[assignment]
+    taken["plan one subject"] = times(partial(opened[0].plan, ReadRequest((STREAM,), subject_filters=("many.3",))))
+    taken["open read-only"] = times(partial(Store.open, volumes, read_only=True))
+    return taken
 
 
 def compare(
-    what: str, volume_count: int, sizes: tuple[int, int], shape: Callable[[int], tuple[int, int]], wanted: float
+    unit: str, volume_count: int, sizes: tuple[int, int], shape: Callable[[int], tuple[int, int]], wanted: float
 ) -> list[dict[str, object]]:
     """Print the times of both sizes, and what the large one takes of the time of the small one; return the ratios."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as place:
@@ -107,22 +106,24 @@ def compare(
         taken: dict[int, list[Taken]] = {size: [] for size in sizes}
         for number in range(ROUNDS + 1):
             for size, volumes in stores.items():
-                found = once(volumes)
+                measured = once(volumes)
                 if number:
-                    taken[size].append(found)
+                    taken[size].append(measured)
     ratios: list[dict[str, object]] = []
     small, large = sizes
     for step in taken[small][0]:
-        medians = {size: tuple(median(one[step][at] for one in taken[size]) for at in (0, 1)) for size in sizes}
+        medians = {
+            size: tuple(median(measured[step][at] for measured in taken[size]) for at in (0, 1)) for size in sizes
+        }
         ratio, by_cpu = (medians[large][at] / medians[small][at] for at in (0, 1))
         for size in sizes:
             elapsed, cpu = medians[size]
-            print(f"{volume_count} volumes  {size:>9,} {what:<8} {step:<18} {elapsed:8.4f} s {cpu:8.4f} CPU s")
-        goal = wanted if step == ("open and plan" if what == "blocks" else "open") else None
+            print(f"{volume_count} volumes  {size:>9,} {unit:<8} {step:<18} {elapsed:8.4f} s {cpu:8.4f} CPU s")
+        goal = wanted if step == ("open and plan" if unit == "blocks" else "open") else None
         print(f"{'':32}{step:<18} ratio {ratio:.2f}, by CPU {by_cpu:.2f}{f', wanted <= {goal}' if goal else ''}")
         ratios.append(
             {
-                "name": f"{step}: {large:,} {what} / {small:,}",
+                "name": f"{step}: {large:,} {unit} / {small:,}",
                 "ratio": round(ratio, 2),
                 "by_cpu": round(by_cpu, 2),
                 "at_most": goal,
@@ -134,7 +135,7 @@ def compare(
 
 
 def main(volume_count: int) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     ratios = compare(
         "blocks",
         volume_count,
@@ -146,9 +147,8 @@ def main(volume_count: int) -> int:
     many = {"ratio": both["seconds"], "by_cpu": both["cpu_seconds"], "at_most": WANTED_S}
     ratios.append({"name": f"open and plan {BLOCKS[1]:,} blocks, in seconds", **many})
     ratios += compare("commits", volume_count, COMMITS, lambda commits: (commits, 1), WANTED_COMMITS)
-    RESULTS.parent.mkdir(exist_ok=True)
     command = f"python -m benchmarks.planning --volumes {volume_count}"
-    RESULTS.write_text(json.dumps({"command": command, "ratios": ratios}, indent=2) + "\n")
+    write_figures("planning", command, {"ratios": ratios})
     return 0
 
 

@@ -7,7 +7,6 @@ alike. Worth something on a real disk alone: `--directory` says on which; tmpfs 
 """
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from benchmarks.figures import write_figures
 from storage_core import Store
 
 REPETITIONS, WARM_UP = 300, 20
@@ -25,7 +25,6 @@ ENTRY_SIZE = 4096  # bytes that one entry takes in the log
 VOLUMES = (1, 3)
 WANTED_MAX = 4.0
 STREAM = "ONE"
-RESULTS = Path(__file__).resolve().parent / "results" / "publish.json"
 
 
 def publisher(volumes: list[Path]) -> Callable[[], object]:
@@ -63,7 +62,7 @@ def measure(works: dict[str, Callable[[], object]], repetitions: int) -> dict[st
 
 
 def main(repetitions: int, directory: str | None) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-", dir=directory) as place:
         stores = {count: [Path(place) / f"{count}-{number}" for number in range(count)] for count in VOLUMES}
         works = {f"publish, {count} volumes": publisher(volumes) for count, volumes in stores.items()}
@@ -74,7 +73,7 @@ def main(repetitions: int, directory: str | None) -> int:
         taken = measure(works, repetitions)
     made = []
     for name, times in taken.items():
-        elapsed_s, cpu_s = (median(one[at] for one in times) for at in (0, 1))
+        elapsed_s, cpu_s = (median(pair[at] for pair in times) for at in (0, 1))
         print(f"{name:<40} median {1000 * elapsed_s:6.2f} ms, {1000 * cpu_s:5.2f} ms of CPU")
         if name != plain:
             ratio = round(median(ours[0] / theirs[0] for ours, theirs in zip(times, taken[plain], strict=True)), 2)
@@ -82,9 +81,8 @@ def main(repetitions: int, directory: str | None) -> int:
                 {"name": f"{name} / append and fdatasync", "ratio": ratio, "by_cpu": 0.0, "at_most": WANTED_MAX}
             )
             print(f"{'':<40} median of pairs {ratio:.2f} times the append")
-    RESULTS.parent.mkdir(exist_ok=True)
     command = f"python -m benchmarks.publish --repetitions {repetitions}"
-    RESULTS.write_text(json.dumps({"command": command, "ratios": made}, indent=2) + "\n")
+    write_figures("publish", command, {"ratios": made})
     return 0
 
 
@@ -92,5 +90,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.publish", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS, help=f"counted ones ({REPETITIONS})")
     parser.add_argument("--directory", help="in which to measure (that of temporary files)")
-    given = parser.parse_args()
-    sys.exit(main(given.repetitions, given.directory))
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.repetitions, arguments.directory))

@@ -23,7 +23,6 @@ from benchmarks.spark_batch import (
 from storage_core import Store
 
 REPLICAS = (1, 3, 5)
-RESULTS = Path(__file__).resolve().parent / "results" / "replicas.json"
 RATIOS: tuple[Ratio, ...] = (
     ("append R3 / append R1", "append R3", "append R1", 0.6),
     ("append R5 / append R1", "append R5", "append R1", None),
@@ -31,7 +30,7 @@ RATIOS: tuple[Ratio, ...] = (
 
 
 def main(messages: int, rounds: int) -> int:
-    """Run everything, print the ratios and write them to RESULTS; returns an exit code."""
+    """Run everything, print the ratios and write them to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as folder:
         spark, _ = start_session(Path(folder), with_delta=False)
         try:
@@ -43,7 +42,7 @@ def main(messages: int, rounds: int) -> int:
                     append(run, f"append R{count}", place, f"ROUND{round_number}", round_number > 0, frame)
         finally:
             spark.stop()
-    report(run, RATIOS, RESULTS, f"python -m benchmarks.replicas --messages {messages} --rounds {rounds}")
+    report(run, RATIOS, "replicas", f"python -m benchmarks.replicas --messages {messages} --rounds {rounds}")
     return 0
 
 

@@ -3,8 +3,8 @@
 A nats-server of this machine (extra `nats`) is given a stream; nats-py then reads it with an ordered push consumer, the
 fastest that it has, and with a pull consumer that acknowledges each message. Spark reads the same files with
 layout=nats, every checksum verified, into a sink that throws away: a copy of them, made while the server was stopped,
-as everybody is told to do. All run once in each round, in turns; the pull consumer gets a part of the messages, and its
-time is scaled to all of them.
+as its documentation advises. All run once in each round, in turns; the pull consumer gets a part of the messages, and
+its time is scaled to all of them.
 """
 
 import asyncio
@@ -28,7 +28,6 @@ PULLED = 100_000  # messages that the pull consumer gets in a round
 WINDOW = 5_000  # messages that are published before an acknowledgement is waited for
 FETCH = 500  # messages of one pull request
 START_S = 20.0
-RESULTS = Path(__file__).resolve().parent / "results" / "rescue.json"
 RATIOS: tuple[Ratio, ...] = (
     ("layout=nats / ordered push consumer of nats-py", "read layout=nats", "push consumer", 5.0),
     ("layout=nats / pull consumer of nats-py with acks", "read layout=nats", "pull consumer", 25.0),
@@ -117,7 +116,7 @@ async def pull(address: str, message_count: int, name: str) -> None:
 
 
 def main(message_count: int, rounds: int) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as folder:
         place = Path(folder)
         with server(place) as address:
@@ -134,7 +133,7 @@ def main(message_count: int, rounds: int) -> int:
                     )
         finally:
             spark.stop()
-    report(run, RATIOS, RESULTS, f"python -m benchmarks.rescue --messages {message_count} --rounds {rounds}")
+    report(run, RATIOS, "rescue", f"python -m benchmarks.rescue --messages {message_count} --rounds {rounds}")
     return 0
 
 

@@ -6,7 +6,6 @@ counts, and after they were dropped from it, where the disk is.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.block import messages
+from benchmarks.figures import write_figures
 from storage_core import Store
 from storage_core.files import OS_FILES
 
@@ -25,7 +25,6 @@ VOLUMES = 3
 BLOCK_SIZE = 32 << 20  # bytes of messages in a block
 PIECE_SIZE = 4 << 20  # bytes
 WANTED = 0.8
-RESULTS = Path(__file__).resolve().parent / "results" / "scrub.json"
 
 
 def make_store(volumes: list[Path], message_count: int) -> None:
@@ -69,7 +68,7 @@ def times(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def compare(volumes: list[Path], rounds: int, size: int) -> list[dict[str, object]]:
-    found = []
+    ratios = []
     store = Store.open(volumes)
     whole = store.verify()
     assert whole["ok"], whole
@@ -88,23 +87,23 @@ def compare(volumes: list[Path], rounds: int, size: int) -> list[dict[str, objec
                 if number:
                     taken.setdefault(name, []).append(once)
         where = "in the page cache" if cached else "from the disk"
-        elapsed = {name: median(one for one, _ in listed) for name, listed in taken.items()}
-        cpu = {name: median(one for _, one in listed) for name, listed in taken.items()}
+        elapsed = {name: median(elapsed_s for elapsed_s, _ in listed) for name, listed in taken.items()}
+        cpu = {name: median(cpu_s for _, cpu_s in listed) for name, listed in taken.items()}
         for name in elapsed:
             rate = size / elapsed[name] / 1e6
             print(f"{name:<8} {where:<18} {rate:8.0f} MB/s {elapsed[name]:8.3f} s {cpu[name]:8.3f} CPU s")
         for name in ("verify", "scrub"):
             ratio, by_cpu = elapsed["read"] / elapsed[name], cpu["read"] / cpu[name]
             print(f"{name} / read {where}: {ratio:.2f}, by CPU {by_cpu:.2f}, wanted >= {WANTED}")
-            found.append(
+            ratios.append(
                 {"name": f"{name} / read, {where}", "ratio": round(ratio, 3), "by_cpu": round(by_cpu, 3),
                  "wanted": WANTED}
             )  # fmt: skip
-    return found
+    return ratios
 
 
 def main(message_count: int, rounds: int) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as folder:
         volumes = [Path(folder) / f"volume-{number}" for number in range(VOLUMES)]
         make_store(volumes, message_count)
@@ -112,9 +111,8 @@ def main(message_count: int, rounds: int) -> int:
         count = sum(len(block_files(volume)) for volume in volumes)
         print(f"{message_count} messages, {count} files, {size / 1e6:.0f} MB on {VOLUMES} volumes of one disk")
         ratios = compare(volumes, rounds, size)
-    RESULTS.parent.mkdir(exist_ok=True)
     command = f"python -m benchmarks.scrub --messages {message_count} --rounds {rounds}"
-    RESULTS.write_text(json.dumps({"command": command, "bytes": size, "ratios": ratios}, indent=2) + "\n")
+    write_figures("scrub", command, {"bytes": size, "ratios": ratios})
     return 0
 
 
@@ -122,8 +120,8 @@ def run_from_command_line() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scrub", description=__doc__)
     parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many ({MESSAGES})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
-    given = parser.parse_args()
-    return main(given.messages, given.rounds)
+    arguments = parser.parse_args()
+    return main(arguments.messages, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Of the appends themselves the times of single ones are shown: maintenance runs a
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.figures import write_figures
 from storage_core import Store
 from storage_core.store.reading.plan import ReadRequest
 
@@ -28,7 +28,6 @@ ROUNDS = 15
 WANTED_PLANNING, WANTED_READING = 2.0, 0.8
 STREAM = "MANY"
 Taken = dict[str, tuple[float, float]]  # by step: elapsed and processor seconds
-RESULTS = Path(__file__).resolve().parent / "results" / "small_appends.json"
 
 
 def messages(first: int, count: int) -> pa.Table:
@@ -66,22 +65,24 @@ def times(work: Callable[[], object]) -> tuple[float, float]:
 def once(volumes: list[Path], spark: Any) -> Taken:
     """Open, plan and read once."""
     opened: list[Store] = []
-    found = {"open": times(lambda: opened.append(Store.open(volumes)))}
+    taken = {"open": times(lambda: opened.append(Store.open(volumes)))}
     store = opened[0]
-    found["plan"] = times(partial(store.plan, ReadRequest((STREAM,))))
-    found["open and plan"] = tuple(map(sum, zip(found["open"], found["plan"], strict=True)))  # type: ignore[assignment]
-    found["read"] = times(lambda: store.stream(STREAM).read().read_all())
+    taken["plan"] = times(partial(store.plan, ReadRequest((STREAM,))))
+    taken["open and plan"] = tuple(map(sum, zip(taken["open"], taken["plan"], strict=True)))  # type: ignore[assignment]
+    taken["read"] = times(lambda: store.stream(STREAM).read().read_all())
     if spark is not None:
         frame = spark.read.format("jstream").option("stream", STREAM).load(str(volumes[0]))
-        found["read by Spark"] = times(lambda: frame.write.format("noop").mode("overwrite").save())
-    return found
+        taken["read by Spark"] = times(lambda: frame.write.format("noop").mode("overwrite").save())
+    return taken
 
 
-def ratios(small: list[Taken], one: list[Taken]) -> list[dict[str, Any]]:
-    """Return what the small appends cost against the one: planning as times, reading as speeds."""
+def ratios(small: list[Taken], large: list[Taken]) -> list[dict[str, Any]]:
+    """Return what the small appends cost against one large: planning as times, reading as speeds."""
     made: list[dict[str, Any]] = []
     for step in small[0]:
-        many, single = ([median(found[step][at] for found in listed) for at in (0, 1)] for listed in (small, one))
+        many, single = (
+            [median(measured[step][at] for measured in listed) for at in (0, 1)] for listed in (small, large)
+        )
         is_speed = step.startswith("read")
         over, under = (single, many) if is_speed else (many, single)
         goal = {"wanted": WANTED_READING} if is_speed else {"at_most": WANTED_PLANNING} if step == "plan" else {}
@@ -93,7 +94,7 @@ def ratios(small: list[Taken], one: list[Taken]) -> list[dict[str, Any]]:
 
 
 def main(appends: int, each: int, volume_count: int, with_spark: bool) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     spark = None
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as place:
         if with_spark:
@@ -101,25 +102,24 @@ def main(appends: int, each: int, volume_count: int, with_spark: bool) -> int:
 
             spark = session("small appends", {"spark.sql.warehouse.dir": str(Path(place) / "warehouse")})
         many = [Path(place) / f"many-{number}" for number in range(volume_count)]
-        one = [Path(place) / f"one-{number}" for number in range(volume_count)]
+        single = [Path(place) / f"one-{number}" for number in range(volume_count)]
         taken = np.array(fill(many, appends, each))
-        fill(one, 1, appends * each)
-        shown = ", ".join(f"{what} {1000 * value:.1f} ms" for what, value in zip(
+        fill(single, 1, appends * each)
+        shown = ", ".join(f"{label} {1000 * value:.1f} ms" for label, value in zip(
             ("median", "99 %", "99.9 %", "longest"), (*np.percentile(taken, [50, 99, 99.9]), taken.max()), strict=True
         ))  # fmt: skip
         print(f"an append of {each} messages: {shown}")
-        found: tuple[list[Any], list[Any]] = ([], [])
+        measurements: tuple[list[Any], list[Any]] = ([], [])
         for number in range(ROUNDS + 1):
-            for listed, volumes in zip(found, (many, one), strict=True):
+            for listed, volumes in zip(measurements, (many, single), strict=True):
                 measured = once(volumes, spark)
                 if number:
                     listed.append(measured)
-        made = ratios(*found)
+        made = ratios(*measurements)
         if spark is not None:
             spark.stop()
-    RESULTS.parent.mkdir(exist_ok=True)
     command = f"python -m benchmarks.small_appends --appends {appends} --messages {each} --volumes {volume_count}"
-    RESULTS.write_text(json.dumps({"command": command + " --spark" * with_spark, "ratios": made}, indent=2) + "\n")
+    write_figures("small_appends", command + " --spark" * with_spark, {"ratios": made})
     return 0
 
 
@@ -129,8 +129,8 @@ def run_from_command_line() -> int:
     parser.add_argument("--messages", type=int, default=EACH, help=f"of each append ({EACH})")
     parser.add_argument("--volumes", type=int, default=1, help="volumes of the store (1)")
     parser.add_argument("--spark", action="store_true", help="read through Spark as well")
-    given = parser.parse_args()
-    return main(given.appends, given.messages, given.volumes, given.spark)
+    arguments = parser.parse_args()
+    return main(arguments.appends, arguments.messages, arguments.volumes, arguments.spark)
 
 
 if __name__ == "__main__":

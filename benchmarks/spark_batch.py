@@ -6,12 +6,10 @@ of Spark and its Python workers, which suffers less when the machine has other w
 """
 
 import argparse
-import json
 import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,13 +21,13 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.ceiling import DiscardSink, MemorySource
+from benchmarks.figures import write_figures
 from pyspark_jstream import use_this_python
 from spark_stream.session import local_settings
 from spark_stream.spark_home import workers_from_bytecode
 from storage_core import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).resolve().parent / "results" / "spark_batch.json"
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 WRITE_TASKS = 8
 MESSAGES = 2_000_000
@@ -81,7 +79,7 @@ def cpu_seconds() -> float:
             except OSError:
                 continue  # it has ended meanwhile
             parents[int(entry.name)] = int(fields[1])
-            ticks[int(entry.name)] = sum(int(one) for one in fields[11:15])  # own, and of children that have ended
+            ticks[int(entry.name)] = sum(int(text) for text in fields[11:15])  # own, and of children that have ended
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
@@ -89,7 +87,7 @@ def cpu_seconds() -> float:
 
 
 def main(messages: int, rounds: int) -> int:
-    """Run everything, print the ratios and write them to RESULTS; returns an exit code."""
+    """Run everything, print the ratios and write them to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as folder:
         spark, delta = start_session(Path(folder))
         try:
@@ -97,7 +95,7 @@ def main(messages: int, rounds: int) -> int:
             compare(run)
         finally:
             spark.stop()
-    report(run, RATIOS, RESULTS, f"python -m benchmarks.spark_batch --messages {messages} --rounds {rounds}")
+    report(run, RATIOS, "spark_batch", f"python -m benchmarks.spark_batch --messages {messages} --rounds {rounds}")
     return 0
 
 
@@ -223,9 +221,9 @@ def read_round(run: Run, readable: dict[str, DataFrame], counted: bool) -> None:
 
 
 def report(
-    run: Run, wanted_ratios: Sequence[Ratio], results: Path, command: str, size_ratios: Sequence[SizeRatio] = ()
+    run: Run, wanted_ratios: Sequence[Ratio], part: str, command: str, size_ratios: Sequence[SizeRatio] = ()
 ) -> None:
-    """Print the medians and ratios, and write them to the file `results`."""
+    """Print the medians and ratios, and write them to the results of `part`."""
     rates = {name: run.messages / statistics.median(times) for name, times in run.seconds.items()}
     cpu = {name: statistics.median(times) for name, times in run.cpu_seconds.items()}
     print(f"\n{'median of ' + str(run.rounds) + ' rounds':<28}{'messages/s':>14}{'seconds':>10}{'CPU s':>10}")
@@ -233,38 +231,27 @@ def report(
         print(f"{name:<28}{rate:>14,.0f}{run.messages / rate:>10.2f}{cpu[name]:>10.2f}")
     ratios: list[dict[str, Any]] = []
     print(f"\n{'ratio':<52}{'is':>8}{'by CPU':>8}{'wanted':>10}")
-    for name, ours, other, wanted in wanted_ratios:
-        if ours in rates and other in rates:
-            ratio, by_cpu = rates[ours] / rates[other], cpu[other] / cpu[ours]
+    for name, ours, theirs, wanted in wanted_ratios:
+        if ours in rates and theirs in rates:
+            ratio, by_cpu = rates[ours] / rates[theirs], cpu[theirs] / cpu[ours]
             ratios.append({"name": name, "ratio": round(ratio, 3), "by_cpu": round(by_cpu, 3), "wanted": wanted})
             print(f"{name:<52}{ratio:>8.2f}{by_cpu:>8.2f}{'' if wanted is None else f'>= {wanted}':>10}")
-    for name, ours, other, at_most in size_ratios:
-        if ours in run.stored_bytes and other in run.stored_bytes:
-            ratio = round(run.stored_bytes[ours] / run.stored_bytes[other], 3)
+    for name, ours, theirs, at_most in size_ratios:
+        if ours in run.stored_bytes and theirs in run.stored_bytes:
+            ratio = round(run.stored_bytes[ours] / run.stored_bytes[theirs], 3)
             ratios.append({"name": name, "ratio": ratio, "by_cpu": ratio, "at_most": at_most})
             print(f"{name:<52}{ratio:>8.2f}{'':>8}{f'<= {at_most}':>10}")
     result = {
-        "command": command,
-        "commit": commit(),
         "messages": run.messages,
         "machine": {"processors": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "spark": run.spark.version,
         "messages_per_s": {name: round(rate) for name, rate in rates.items()},
-        "seconds": {name: [round(one, 3) for one in times] for name, times in run.seconds.items()},
-        "cpu_seconds": {name: [round(one, 2) for one in times] for name, times in run.cpu_seconds.items()},
+        "seconds": {name: [round(elapsed_s, 3) for elapsed_s in times] for name, times in run.seconds.items()},
+        "cpu_seconds": {name: [round(cpu_s, 2) for cpu_s in times] for name, times in run.cpu_seconds.items()},
         "stored_bytes": run.stored_bytes,
         "ratios": ratios,
     }
-    results.parent.mkdir(exist_ok=True)
-    results.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"\nwritten to {results}")
-
-
-def commit() -> str:
-    """Return the commit that is measured, with a mark if files differ from it; "" outside of a clone."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    print(f"\nwritten to {write_figures(part, command, result)}")
 
 
 def run_from_command_line(
@@ -274,8 +261,8 @@ def run_from_command_line(
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{part}", description=text)
     parser.add_argument("--messages", type=int, default=messages, help=f"{about} ({messages})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
-    given = parser.parse_args()
-    return work(given.messages, given.rounds)
+    arguments = parser.parse_args()
+    return work(arguments.messages, arguments.rounds)
 
 
 if __name__ == "__main__":

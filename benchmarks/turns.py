@@ -7,7 +7,6 @@ work of the machine slows both down alike.
 """
 
 import argparse
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from statistics import median
 
 import pyarrow as pa
 
+from benchmarks.figures import write_figures
 from storage_core import Store
 from storage_core.store.writing.appends import WriterBatch
 
@@ -25,19 +25,18 @@ APPENDS, WARM_UP, COMPARED = 2_000, 20, 200
 MESSAGES = 10  # of each append
 WANTED_MAX = 1.2
 STREAM = "TURNS"
-RESULTS = Path(__file__).resolve().parent / "results" / "turns.json"
 
 
-def append_as_told(stores: list[list[Path]], pipe: Connection) -> None:
+def append_on_request(stores: list[list[Path]], pipe: Connection) -> None:
     """Append once for each (store, number) that comes, and answer with the processor seconds that it took."""
     streams = [Store.open(volumes).stream(STREAM) for volumes in stores]
-    while (told := pipe.recv()) is not None:
-        at, number = told
+    while (request := pipe.recv()) is not None:
+        at, number = request
         began = time.process_time()
         messages = pa.table(
             {
-                "data": [b"%016d" % one for one in range(MESSAGES)],
-                "msg_id": [f"{number} {one}" for one in range(MESSAGES)],
+                "data": [b"%016d" % message for message in range(MESSAGES)],
+                "msg_id": [f"{number} {message}" for message in range(MESSAGES)],
             }
         )
         streams[at].append(messages, WriterBatch(f"writer {number % 2}", f"batch {number}"))
@@ -50,7 +49,7 @@ def measure(stores: list[list[Path]], appends: int) -> tuple[list[float], list[f
     pipes, processes = [], []
     for _ in range(2):
         pipe, theirs = context.Pipe()
-        process = context.Process(target=append_as_told, args=(stores, theirs))
+        process = context.Process(target=append_on_request, args=(stores, theirs))
         process.start()
         pipes.append(pipe)
         processes.append(process)
@@ -75,21 +74,20 @@ def measure(stores: list[list[Path]], appends: int) -> tuple[list[float], list[f
 
 
 def main(appends: int, volume_count: int) -> int:
-    """Measure, print, and write the ratio to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratio to benchmarks/results; returns an exit code."""
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as place:
-        stores = [[Path(place) / f"{what}-{n}" for n in range(volume_count)] for what in ("many", "few")]
+        stores = [[Path(place) / f"{label}-{n}" for n in range(volume_count)] for label in ("many", "few")]
         for volumes in stores:
             with Store.create(volumes) as store:
                 store.add_stream({"name": STREAM})
         last, first = measure(stores, appends)
     ratio = round(sum(last) / sum(first), 2)
-    for what, taken in ((f"the last {COMPARED} of {appends:,} appends", last), (f"the first {COMPARED}", first)):
-        print(f"{what:<32} {1000 * sum(taken) / COMPARED:6.2f} ms of CPU each, median {1000 * median(taken):6.2f} ms")
+    for label, taken in ((f"the last {COMPARED} of {appends:,} appends", last), (f"the first {COMPARED}", first)):
+        print(f"{label:<32} {1000 * sum(taken) / COMPARED:6.2f} ms of CPU each, median {1000 * median(taken):6.2f} ms")
     print(f"ratio {ratio:.2f}")
     made = {"name": f"CPU of an append after {appends:,} in turns / at first", "ratio": ratio, "by_cpu": ratio}
-    RESULTS.parent.mkdir(exist_ok=True)
     command = f"python -m benchmarks.turns --appends {appends} --volumes {volume_count}"
-    RESULTS.write_text(json.dumps({"command": command, "ratios": [{**made, "at_most": WANTED_MAX}]}, indent=2) + "\n")
+    write_figures("turns", command, {"ratios": [{**made, "at_most": WANTED_MAX}]})
     return 0
 
 
@@ -97,5 +95,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.turns", description=__doc__)
     parser.add_argument("--appends", type=int, default=APPENDS, help=f"how many ({APPENDS})")
     parser.add_argument("--volumes", type=int, default=1, help="volumes of the store (1)")
-    given = parser.parse_args()
-    sys.exit(main(given.appends, given.volumes))
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.appends, arguments.volumes))

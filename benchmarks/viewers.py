@@ -1,14 +1,13 @@
 """`python -m benchmarks.viewers`: what 50 people who look at a store cost who writes it, and the memory of the pages.
 
 A process appends batches of 100,000 messages to three volumes. Beside it `jstream ui` serves the store, and viewers, in
-a process of their own, listen to its events and load a page each whenever it tells them of a change, as browsers do.
+a process of their own, listen to its events and load a page each whenever it announces a change, as browsers do.
 Appends with viewers and without are measured in turns. The viewers have the least share of the processor: they sit
 elsewhere. Memory is what the server's process holds at the end of each turn; it must not grow with the turns.
 """
 
 import argparse
 import http.client
-import json
 import multiprocessing
 import os
 import re
@@ -23,6 +22,7 @@ from statistics import median
 
 import pyarrow as pa
 
+from benchmarks.figures import write_figures
 from benchmarks.pages import load, served
 from storage_core import Store
 
@@ -37,7 +37,6 @@ PATHS = (
     "/streams/BENCH/consumers/reader",
     "/volumes",
 )
-RESULTS = Path(__file__).resolve().parent / "results" / "viewers.json"
 
 
 def view(port: int, count: int, loaded: "Synchronized[int]", ready: Event, done: Event) -> None:
@@ -83,7 +82,7 @@ def memory_mib(process: int) -> float:
 
 
 def main(turns: int, turn_s: float) -> int:
-    """Measure, print, and write the ratios to RESULTS; returns an exit code."""
+    """Measure, print, and write the ratios to benchmarks/results; returns an exit code."""
     rows = [
         b'{"order": %d, "customer": %d, "total": 12.5}' % (number, number * 7919 % 10_007) for number in range(MESSAGES)
     ]
@@ -123,8 +122,7 @@ def main(turns: int, turn_s: float) -> int:
         {"name": f"append beside {VIEWERS} viewers / without", "ratio": round(slower, 2), "at_most": SLOWER_MAX},
         {"name": "growth of the pages' memory, MiB", "ratio": round(growth), "at_most": GROWTH_MAX_MIB},
     ]
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"command": "python -m benchmarks.viewers", "ratios": ratios}, indent=2) + "\n")
+    write_figures("viewers", "python -m benchmarks.viewers", {"ratios": ratios})
     return 0
 
 
@@ -132,5 +130,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.viewers", description=__doc__)
     parser.add_argument("--turns", type=int, default=TURNS, help=f"with viewers, and as many without ({TURNS})")
     parser.add_argument("--seconds", type=float, default=TURN_S, help=f"of each turn ({TURN_S:.0f})")
-    given = parser.parse_args()
-    sys.exit(main(given.turns, given.seconds))
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.turns, arguments.seconds))

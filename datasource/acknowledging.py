@@ -1,11 +1,11 @@
-"""`acknowledge(spark)`: durable consumers hear of each batch as soon as it is finished.
+"""`acknowledge(spark)`: durable consumers acknowledge each batch as soon as it is finished.
 
 A query acknowledges by itself when Spark asks its source for the next batch. With a long trigger interval that is long
 after the last one was stored, and a query that is stopped never gets there: its consumer looks as if it lagged. The
-listener that is installed here hears of every finished batch, with the offsets at its end, and acknowledges those.
+listener that is installed here gets every finished batch, with the offsets at its end, and acknowledges those.
 
-It runs in the user's own process, which the source's process has told where the store is (known_stores.py). The offset
-names store, stream and consumer; entries without a consumer have nobody to tell. It owns nothing and moves no consumer
+It runs in the user's own process, to which the source's process says where the store is (known_stores.py). The offset
+names store, stream and consumer; entries without a consumer are skipped. It owns nothing and moves no consumer
 back, so it cannot get in the way of the query; what goes wrong here is logged, and left to the query.
 """
 
@@ -23,8 +23,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from datasource import known_stores, places, stream_offsets
+from datasource import known_stores, stream_offsets
 from datasource.settings import LOCK_TIMEOUT_S
+from datasource.store_opening import open_store
 from datasource.stream_offsets import Offsets
 from storage_core.errors import NotAStoreError
 from storage_core.store.consumers.query import QueryReader
@@ -81,7 +82,7 @@ class Acknowledger(StreamingQueryListener):
         """An idle query has been heard before."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """What it finished was told with its progress."""
+        """What it finished was acknowledged with its progress."""
 
     def _acknowledge(self, consumer: str, offsets: Offsets) -> None:
         by_store: dict[bytes, Offsets] = {}
@@ -110,7 +111,7 @@ class Acknowledger(StreamingQueryListener):
             paths = known_stores.find(store_id)
             if not paths:
                 raise NotAStoreError(f"nothing on this machine says where store {store_id.hex()} is")
-            store = places.open_store(paths, LOCK_TIMEOUT_S)
+            store = open_store(paths, LOCK_TIMEOUT_S)
             if store.id != store_id:
                 raise NotAStoreError(f"{store.label} is store {store.id.hex()}, not {store_id.hex()}")
             self._readers[key] = QueryReader(store, consumer, own=False)

@@ -1,6 +1,6 @@
 """Spark's pushed filters as constraints on stream, sequence, time and subject.
 
-A filter is *settled* when the constraint lets through exactly the rows that it lets through: then Spark need not look
+A constraint is *exact* when it lets through exactly the rows that the filter lets through: then Spark need not look
 again. Any other filter stays with Spark, used here to leave out rows that it could not let through (an upper bound), or
 not used at all. These columns are never null, in any layout.
 """
@@ -59,7 +59,7 @@ class Constraints:
 
 @dataclass
 class Pushed:
-    """The constraints of a read, and which of Spark's filters they settle."""
+    """The constraints of a read, and the filters that are left to Spark."""
 
     constraints: Constraints = field(default_factory=Constraints)
     left: list[Filter] = field(default_factory=list)
@@ -69,8 +69,8 @@ class Pushed:
         if narrowed is None:
             self.left.append(predicate)
             return
-        self.constraints, settled = narrowed
-        if not settled:
+        self.constraints, exact = narrowed
+        if not exact:
             self.left.append(predicate)
 
 
@@ -82,7 +82,7 @@ def push(filters: Iterable[Filter], subject: str | None) -> Pushed:
     return pushed
 
 
-Narrowed = tuple[Constraints, bool]  # the constraints with one more filter, and whether they settle it
+Narrowed = tuple[Constraints, bool]  # the constraints with one more filter, and whether they are exact
 
 
 def _narrow(constraints: Constraints, predicate: Filter) -> Narrowed | None:
@@ -108,8 +108,8 @@ def _narrow_sequence(constraints: Constraints, predicate: Filter) -> Narrowed | 
     sequences = _whole_range(predicate)
     if sequences is None:
         return None
-    first, end, settled = sequences
-    return replace(constraints, first=max(constraints.first, first), end=min(constraints.end, end)), settled
+    first, end, exact = sequences
+    return replace(constraints, first=max(constraints.first, first), end=min(constraints.end, end)), exact
 
 
 def _narrow_timestamp_ns(constraints: Constraints, predicate: Filter) -> Narrowed | None:
@@ -122,13 +122,13 @@ def _narrow_timestamp(constraints: Constraints, predicate: Filter) -> Narrowed |
     times = _range(predicate, _microseconds)
     if times is None:
         return None
-    first, end, settled = times
-    return _narrow_time(constraints, max(first * 1_000, INT64_MIN), min(end * 1_000, INT64_MAX), settled)
+    first, end, exact = times
+    return _narrow_time(constraints, max(first * 1_000, INT64_MIN), min(end * 1_000, INT64_MAX), exact)
 
 
-def _narrow_time(constraints: Constraints, first_ns: int, end_ns: int, settled: bool) -> Narrowed:
+def _narrow_time(constraints: Constraints, first_ns: int, end_ns: int, exact: bool) -> Narrowed:
     first_ns, end_ns = max(constraints.time_first_ns, first_ns), min(constraints.time_end_ns, end_ns)
-    return replace(constraints, time_first_ns=first_ns, time_end_ns=end_ns), settled
+    return replace(constraints, time_first_ns=first_ns, time_end_ns=end_ns), exact
 
 
 def _whole_range(predicate: Filter) -> tuple[int, int, bool] | None:
@@ -194,19 +194,19 @@ def _narrow_subject(constraints: Constraints, predicate: Filter) -> Narrowed | N
         tokens, dot, rest = predicate.value.rpartition(".")
         if not dot or not is_literal(tokens):
             return None
-        return _only_subjects(constraints, [f"{tokens}.>"], settled=not rest)
+        return _only_subjects(constraints, [f"{tokens}.>"], exact=not rest)
     subjects = _texts(predicate)
     if subjects is None or len(subjects) > SUBJECT_COUNT_MAX:
         return None
-    return _only_subjects(constraints, [subject for subject in subjects if is_literal(subject)], settled=True)
+    return _only_subjects(constraints, [subject for subject in subjects if is_literal(subject)], exact=True)
 
 
-def _only_subjects(constraints: Constraints, subjects: list[str], settled: bool) -> Narrowed | None:
+def _only_subjects(constraints: Constraints, subjects: list[str], exact: bool) -> Narrowed | None:
     if constraints.subjects is None:
-        return replace(constraints, subjects=tuple(dict.fromkeys(subjects))), settled
+        return replace(constraints, subjects=tuple(dict.fromkeys(subjects))), exact
     both = [intersection(have, want) for have in constraints.subjects for want in subjects]
     kept = tuple(dict.fromkeys(subject_filter for subject_filter in both if subject_filter is not None))
-    return replace(constraints, subjects=kept), settled
+    return replace(constraints, subjects=kept), exact
 
 
 def intersection(subject_filter: str, other: str) -> str | None:
@@ -226,16 +226,16 @@ def intersection(subject_filter: str, other: str) -> str | None:
 
 
 def common_filters(left: str | None, others: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return subject filters that take what `one` and any of `others` take; () takes all, None: nothing is taken."""
+    """Return subject filters that take what `left` and any of `others` take; () takes all, None: nothing is taken."""
     if left is None or not others:
         return others if left is None else (left,)
     both = [intersection(left, other) for other in others]
     return tuple(dict.fromkeys(kept for kept in both if kept is not None)) or None
 
 
-def filters_of_both(ones: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return subject filters that take what any of `ones` and any of `others` take, as `common_filters` does."""
-    if not ones:
+def filters_of_both(left: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return subject filters that take what any of `left` and any of `others` take, as `common_filters` does."""
+    if not left:
         return others
-    both = [kept for subject_filter in ones for kept in common_filters(subject_filter, others) or ()]
+    both = [kept for subject_filter in left for kept in common_filters(subject_filter, others) or ()]
     return tuple(dict.fromkeys(both)) or None

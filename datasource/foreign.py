@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from datasource import places
 from datasource.edge import show_codes
 from datasource.offsets import Extent, resolve_ranges
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import seen_from_here, select_streams
 from datasource.settings import ReadSettings
 from datasource.shape import Shape
-from datasource.workers import settle
+from datasource.store_opening import open_foreign_store
+from datasource.workers import freeze_modules
 from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, read_foreign_slice
 from storage_core.foreign.union import UnionSlice, clip
@@ -78,7 +78,7 @@ class ForeignReader(DataSourceReader):
         store = plan_store(self.settings)
         parts = [ForeignPart(part) for part in self._plan(store)]
         packed = pack(parts, self.settings.min_partitions, self.settings.partition_rows_max)
-        settle()
+        freeze_modules()
         return [SlicePartition(tuple(part.part for part in parts)) for parts in packed]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -87,17 +87,17 @@ class ForeignReader(DataSourceReader):
         hears = settings.truncate_bad_eof or settings.no_crc or not settings.fail_on_data_loss
         try:
             for part in partition.slices:
-                # Several copies that differ are told also where that costs nothing.
+                # Copies that differ are reported also where that costs nothing.
                 listener = self._on_damage if hears or isinstance(part, UnionSlice) else None
                 for batch in read_foreign_slice(part, shape.asked, listener):
                     yield shape.conform(batch)
-            settle()
+            freeze_modules()
         except DataLossError:
             self._check_seen()
             raise
 
     def _on_damage(self, damage: ForeignDamage) -> None:
-        """Hear of damage in front of the messages that it lies among; fails the read if no option allows it."""
+        """Report damage before the messages that it lies among; fails the read if no option allows it."""
         fails = self.settings.fail_on_data_loss
         if fails and damage.costs and not damage.allowed:
             raise DataLossError(damage.explain())
@@ -111,7 +111,7 @@ class ForeignReader(DataSourceReader):
 
     def _check_seen(self) -> None:
         with seen_from_here(self.settings):
-            open_store(self.settings)
+            open_foreign_store(self.settings)
 
     def _plan(self, store: ForeignStore) -> Iterator[ForeignSlice]:
         settings = self.settings
@@ -139,18 +139,7 @@ class ForeignReader(DataSourceReader):
 
 def plan_store(settings: ReadSettings) -> ForeignStore:
     """Return the store on the driver; logs if it is in use."""
-    store = open_store(settings)
+    store = open_foreign_store(settings)
     for writer in store.writers():
         log.warning("%s", writer.describe())
     return store
-
-
-def open_store(settings: ReadSettings) -> ForeignStore:
-    return places.open_foreign_store(
-        settings.paths,
-        settings.layout,
-        settings.account,
-        settings.truncate_bad_eof,
-        settings.no_crc,
-        settings.encryption_key,
-    )

@@ -11,10 +11,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from datasource.edge import show_codes
-from datasource.foreign import ForeignPart, ForeignReader, open_store, plan_store
+from datasource.foreign import ForeignPart, ForeignReader, plan_store
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import seen_from_here, select_streams
 from datasource.settings import CONSUMERS, DAMAGE, MESSAGES, STREAMS, ReadSettings
+from datasource.store_opening import open_foreign_store
 from datasource.tables import RowsPartition, table_batch
 from storage_core.foreign import ForeignDamage, read_foreign_slice
 from storage_core.foreign.consumers import consumers_table
@@ -85,7 +86,7 @@ class ForeignDamageReader(DataSourceReader):
                 pass
             if damages and not is_seen:  # of what this machine cannot see at all, nothing is known
                 with seen_from_here(self.settings):
-                    open_store(self.settings)
+                    open_foreign_store(self.settings)
                 is_seen = True
             yield pa.RecordBatch.from_pylist([damage.row() for damage in damages], schema=self.schema)
 

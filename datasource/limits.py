@@ -1,7 +1,7 @@
 """How much of what is new one micro-batch takes: the limits per trigger, and the wait for enough.
 
 Limits are soft: whatever they say, each stream that has something new hands on one message at least, since a query that
-could not move would stand still for ever. They count messages as stored, before the subject filter: a filter is
+could not move would never move. They count messages as stored, before the subject filter: a filter is
 applied where the messages are read, on the executors. A limit is shared among streams in proportion to what waits in
 each, as Kafka's source does it, and of several limits the smallest wins.
 """
@@ -108,5 +108,5 @@ class Patience:
 
 
 def _smaller(first: int | None, other: int | None) -> int | None:
-    given = [limit for limit in (first, other) if limit is not None]
-    return min(given, default=None)
+    limits = [limit for limit in (first, other) if limit is not None]
+    return min(limits, default=None)

@@ -108,8 +108,8 @@ OPTIONS = (
         "paths",
         PATHS,
         "required",
-        "One or more volumes of the store, separated by commas, or as a JSON list if a path holds one: any of them "
-        "leads to the rest. Relative paths are resolved on the driver. Set by `load(p)` and `save(p)`.",
+        "Volumes of the store, separated by commas, or as a JSON list if a path holds one: any of them leads to the "
+        "rest. Relative paths are resolved on the driver. Set by `load(p)` and `save(p)`.",
     ),
     Option("paths", EVERYWHERE, "", PATHS, "", "The same as a list; set by `load([p, q])`.", alias="path"),
     Option(
@@ -117,8 +117,8 @@ OPTIONS = (
         EVERYWHERE,
         "streams",
         STREAMS,
-        "required for reading messages (layout=nats and stan: all streams); for writing: the column `stream`",
-        "The stream. For reading also a list, separated by commas or Python's own, or globs (`ORDERS_*`).",
+        "reading: required (layout=nats and stan: all); writing: the column `stream`",
+        "The stream; for reading also a list, separated by commas or Python's own, or globs (`ORDERS_*`).",
         parse_for={WRITE: parse_one_stream, STREAM_WRITE: parse_one_stream},
     ),
     Option(
@@ -127,7 +127,7 @@ OPTIONS = (
         "subject",
         FILTER,
         "reading: every subject; writing: the stream's only literal subject",
-        "For reading a filter with `*` (one token) and `>` (the rest); for writing the subject of rows without one.",
+        "Reading: a filter with `*` (one token) and `>` (the rest); writing: the subject of rows without one.",
         parse_for={WRITE: parse_subject, STREAM_WRITE: parse_subject},
     ),
     Option(
@@ -136,8 +136,8 @@ OPTIONS = (
         "columns",
         STREAMS,
         "all of them",
-        "The columns to read, in this order; only they are decoded and sent. The same as a schema of your own, which "
-        "can also declare `data STRING`.",
+        "The columns to read, in this order; only they are decoded. The same as a schema of your own, which can also "
+        "declare `data STRING`.",
     ),
     Option(
         "invalidUtf8",
@@ -145,8 +145,7 @@ OPTIONS = (
         "invalid_utf8",
         choice_of("fail", "null"),
         "`fail`",
-        "What a read with a schema that declares `data STRING` does about data that is no UTF-8: fail with its "
-        "sequence, or give null.",
+        "Where a schema declares `data STRING`, data that is no UTF-8: fail with its sequence, or give null.",
     ),
     Option(
         "startingOffsets",
@@ -155,8 +154,8 @@ OPTIONS = (
         OFFSETS,
         "`earliest` (batch), `latest` (streaming)",
         "`earliest`, `latest` (streaming), `consumer`, or JSON with the first sequence of each stream, inclusive: "
-        '`{"ORDERS": 1001}`; streams that are missing there start at the default. A streaming query that has a '
-        "checkpoint goes on from there, and streams that join it later start at their first message.",
+        '`{"ORDERS": 1001}`, where other streams start at the default. A checkpoint goes before it; streams that join '
+        "a query later start at their first message.",
         parse_for={STREAM_READ: parse_stream_offsets},
     ),
     Option(
@@ -173,8 +172,8 @@ OPTIONS = (
         "starting_time_ns",
         TIME,
         "",
-        "ISO 8601 (without a zone: UTC) or milliseconds since 1970: start at the first message whose time is not "
-        "before it; beyond the end: latest, and logged. Goes before the other starting options.",
+        "ISO 8601 (without a zone: UTC) or milliseconds since 1970: the first message whose time is not before it; "
+        "beyond the end: latest, and logged. Goes before the other starting options.",
     ),
     Option(
         "endingTimestamp",
@@ -190,7 +189,7 @@ OPTIONS = (
         "starting_times_ns",
         TIMES,
         "",
-        'The same stream by stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
+        'Stream by stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
     ),
     Option(
         "endingOffsetsByTimestamp",
@@ -206,8 +205,8 @@ OPTIONS = (
         "consumer",
         CONSUMER,
         "",
-        "Durable consumer: where to start if no other option says so. Made by first use, at the first message or where "
-        "the starting options say. A streaming query acknowledges to it what it has finished, and owns it as long as "
+        "Durable consumer: where to start if no other option says so. First use makes it, at the first message or "
+        "where starting options say. A streaming query acknowledges to it what it has finished, and owns it as long as "
         "it runs; a batch read never moves it. Its `filter_subjects` count besides the option `subject`.",
     ),
     Option(
@@ -216,7 +215,7 @@ OPTIONS = (
         "consumer_takeover",
         FLAG,
         "`false`",
-        "`true`: take the consumer from another query that is live; that one fails. Otherwise the second is refused.",
+        "`true`: take the consumer from another live query, which fails. Otherwise the second is refused.",
     ),
     Option(
         "maxOffsetsPerTrigger",
@@ -224,10 +223,9 @@ OPTIONS = (
         "message_count",
         COUNT,
         "no limit",
-        "Messages a batch, at most, counted before the filter `subject`; blocks are cut where need be. This and the "
-        "following limits are soft: each stream with something new hands on one message at least. They are shared "
-        "among streams in proportion to what is new in each; the smallest wins. `Trigger.AvailableNow` obeys them, "
-        "`Trigger.Once` does not.",
+        "Messages a batch, at most, counted before the filter `subject`. The smallest of this and the following limits "
+        "wins, shared among streams in proportion to what is new in each, of which each hands on one message at least. "
+        "`Trigger.AvailableNow` obeys them, `Trigger.Once` does not.",
     ),
     Option("maxMessagesPerTrigger", (STREAM_READ,), "", COUNT, "", "", alias="maxOffsetsPerTrigger"),
     Option(
@@ -260,7 +258,7 @@ OPTIONS = (
         "trigger_delay_max_s",
         DURATION,
         "`15m`",
-        "How long to wait for `minOffsetsPerTrigger`, from the last batch or the start of the query on.",
+        "How long to wait for `minOffsetsPerTrigger`, from the last batch or the query's start on.",
     ),
     Option(
         "pollInterval",
@@ -268,8 +266,8 @@ OPTIONS = (
         "poll_interval_s",
         DURATION,
         "`1s`",
-        "How often a query without anything to do looks for messages in an object store: each look is a request. "
-        "Means nothing on local disks.",
+        "How often an idle query looks for messages in an object store: each look is a request. Means nothing on local "
+        "disks.",
     ),
     Option(
         "minPartitions",
@@ -277,7 +275,7 @@ OPTIONS = (
         "min_partitions",
         COUNT,
         "",
-        "Blocks are split to reach so many partitions. Without it a block file is a partition, and small ones share.",
+        "Blocks are split to reach so many partitions. By default a block is a partition, and small ones share.",
     ),
     Option(
         "maxRecordsPerPartition",
@@ -293,9 +291,9 @@ OPTIONS = (
         "fail_on_data_loss",
         FLAG,
         "`true`",
-        "`true`: lost or damaged messages, and offsets beyond the end of a stream, fail the read, with their "
-        "sequences; `false`: the read goes on without them, and logs it. Messages of a volume that is away are not "
-        "lost: a streaming query waits for them with `false`, every other read fails.",
+        "Lost or damaged messages, and offsets beyond the end of a stream: `true` fails the read with their sequences, "
+        "`false` reads the rest and logs it. Messages of a volume that is away are not lost: a streaming query waits "
+        "for them with `false`, every other read fails.",
     ),
     Option(
         "verify",
@@ -311,8 +309,8 @@ OPTIONS = (
         "layout",
         choice_of("jstream", "nats", "stan"),
         "`jstream`",
-        "`nats`: read the store directory of a NATS JetStream server in place, with its checksums, writing nothing; "
-        "`stan`: that of a NATS Streaming server, each channel a stream.",
+        "`nats`: read the directory of a NATS JetStream server in place, writing nothing; `stan`: that of a NATS "
+        "Streaming server, each channel a stream.",
     ),
     Option(
         "account",
@@ -328,8 +326,8 @@ OPTIONS = (
         "encryption_key",
         SECRET,
         "",
-        "The key in the configuration of the NATS server that wrote the store, for streams that are encrypted; only "
-        "with `layout=nats`. It is never logged; needs `pip install 'pyspark-jstream[encryption]'`.",
+        "The key in the NATS server's configuration, for encrypted streams; only with `layout=nats`. It is never "
+        "logged; needs `pip install 'pyspark-jstream[encryption]'`.",
     ),
     Option(
         "truncateBadEof",
@@ -353,11 +351,10 @@ OPTIONS = (
         "table",
         choice_of("messages", "last", "streams", "consumers", "damage", "events"),
         "`messages`",
-        "Instead of all messages: `last` (not with another layout): the last message of each subject in the range that "
-        "the read asks for; `streams`: one row a stream, with its configuration, state and replicas; "
-        "`consumers`: what each was handed out and has acknowledged, and how far it is behind; `damage`: everything is "
-        "read and checked, one row a damaged place; `events` (not with another layout): what happened to the store and "
-        "its volumes, oldest first.",
+        "Instead of all messages: `last`: the last message of each subject in the range; `streams`: configuration, "
+        "state and replicas; `consumers`: what each has acknowledged, and how far it is behind; `damage`: everything "
+        "is read and checked, one row a damaged place; `events`: what happened, oldest first. `last` and `events` not "
+        "with another layout.",
     ),
     Option(
         "compression",
@@ -373,8 +370,8 @@ OPTIONS = (
         "writer_id",
         TEXT,
         "streaming: the query's id",
-        "Who writes, for exactly-once. In batches, a rerun with the same `writerId` and `batchId` stores nothing "
-        "twice, and says so. A streaming query that has one fails when its checkpoint was removed.",
+        "Who writes: a rerun with the same `writerId` and `batchId` stores nothing twice, and says so. A streaming "
+        "query that has one fails when its checkpoint was removed.",
     ),
     Option("batchId", (WRITE,), "batch_id", TEXT, "", "Which batch of `writerId` this is."),
     Option(
@@ -383,9 +380,8 @@ OPTIONS = (
         "take_over",
         FLAG,
         "`false`",
-        "`true`: a store that another host wrote is written from here, from the beginning of this read, write or query "
-        "on; for jobs whose driver moves. What still runs on the former host is refused from then on. Of reads, those "
-        "with a `consumer` alone write. When it is safe: [operations](operations.md#which-host-writes).",
+        "`true`: a store that another host wrote is written from here on; what still runs there is refused. Of reads, "
+        "those with a `consumer` alone write. When it is safe: [operations](operations.md#which-host-writes).",
     ),
     Option(
         "failOnChangedBatch",
@@ -393,8 +389,8 @@ OPTIONS = (
         "fail_on_changed_batch",
         FLAG,
         "`true`",
-        "`true`: a batch that is stored already and now holds other messages fails the write. `false`: what was stored "
-        "first counts, nothing is written, and an event says so; for the last batch of a streaming query alone.",
+        "A batch that is stored already and now holds other messages: `true` fails the write. `false`: what was stored "
+        "first counts, and an event says so; for the last batch of a streaming query alone.",
     ),
     Option(
         "storage.KEY",
@@ -402,9 +398,9 @@ OPTIONS = (
         "storage",
         Kind("text", parse_text),
         "the environment of driver and executors",
-        "Settings of the object store that the volumes are in, named as in `storage_options` of delta-rs and polars: "
-        "`storage.aws_endpoint_url`, `storage.aws_region`. They are never stored or logged; secrets are better left to "
-        "the environment or an instance's role. See [object stores](object-stores.md).",
+        "Settings of the [object store](object-stores.md) that the volumes are in, named as in "
+        "`storage_options` of delta-rs and polars: `storage.aws_region`. They are never stored or logged; leave "
+        "secrets to the environment or an instance's role.",
     ),
     Option(
         "lockTimeout",
@@ -420,7 +416,7 @@ _BY_NAME = {option.name.lower(): option for option in OPTIONS}
 NAMES = {option.name for option in OPTIONS}
 
 
-class Given(dict[str, str]):
+class CheckedOptions(dict[str, str]):
     """Options by their names of the table, aliases resolved. `named`: under which name each was given."""
 
     def __init__(self) -> None:
@@ -429,41 +425,41 @@ class Given(dict[str, str]):
         self.storage: dict[str, str] = {}  # settings of the object store
 
 
-def check_options(options: Mapping[str, str], use: Use) -> Given:
+def check_options(options: Mapping[str, str], use: Use) -> CheckedOptions:
     """Return the options that are given.
 
     Raises ValueError for a name that is unknown or means nothing for `use`, and for an option that is given twice, by
     its name and by its alias.
     """
-    given = Given()
+    checked = CheckedOptions()
     for key, text in options.items():
         if use is STREAM_WRITE and key.lower() in SPARKS_OWN:
             continue
         if key.lower().startswith(STORAGE_PREFIX):
-            given.storage[_storage_key(key)] = text
+            checked.storage[_storage_key(key)] = text
             continue
         option = _BY_NAME.get(key.lower())
         if option is None:
             raise ValueError(f"unknown option {key!r} of jstream{did_you_mean(key, NAMES) or _known(use)}")
         _check_use(option, use)
         name = option.alias or option.name
-        if name in given:
-            raise ValueError(f"options {given.named[name]!r} and {option.name!r} mean the same: give one of them")
-        given[name], given.named[name] = text, option.name
-    return given
+        if name in checked:
+            raise ValueError(f"options {checked.named[name]!r} and {option.name!r} mean the same: give one of them")
+        checked[name], checked.named[name] = text, option.name
+    return checked
 
 
-def parse_options(given: Given, use: Use, names: Iterable[str] | None = None) -> dict[str, Any]:
+def parse_options(checked: CheckedOptions, use: Use, names: Iterable[str] | None = None) -> dict[str, Any]:
     """Return the values of the options (those of `names`) by the fields of settings.
 
     Raises ValueError naming the option at fault.
     """
     values = {}
-    for name in given if names is None else given.keys() & set(names):
+    for name in checked if names is None else checked.keys() & set(names):
         option = _BY_NAME[name.lower()]
-        values[option.setting] = option.parse_for.get(use, option.kind.parse)(given.named[name], given[name])
+        values[option.setting] = option.parse_for.get(use, option.kind.parse)(checked.named[name], checked[name])
     if names is None:
-        values["storage"] = given.storage
+        values["storage"] = checked.storage
     return values
 
 
@@ -482,8 +478,8 @@ def _storage_key(option: str) -> str:
 
 def is_of_streaming_only(options: Mapping[str, str]) -> bool:
     """Return whether one of the options means something in streaming reads, and nothing in batch reads."""
-    given = [_BY_NAME.get(key.lower()) for key in options]
-    return any(option is not None and STREAM_READ in option.uses and READ not in option.uses for option in given)
+    known = [_BY_NAME.get(key.lower()) for key in options]
+    return any(option is not None and STREAM_READ in option.uses and READ not in option.uses for option in known)
 
 
 def _check_use(option: Option, use: Use) -> None:

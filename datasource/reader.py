@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from datasource import places
 from datasource.edge import show_codes
 from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters, filters_of_both, push
 from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
 from datasource.shape import Shape
-from datasource.workers import settle
+from datasource.store_opening import open_store_of
+from datasource.workers import freeze_modules
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, StreamNotFoundError
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
@@ -52,10 +52,10 @@ class MessageReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what the tasks read; called once a plan, on the driver."""
-        settle()
+        freeze_modules()
         if self.constraints.impossible:
             return [SlicePartition(())]
-        with open_store(self.settings, self.settings.take_over) as store:
+        with open_store_of(self.settings, self.settings.take_over) as store:
             request = self._request(store)
             own = self._filters_of_consumer(store, request.streams)
             planned = [self._narrowed(store.plan(part).slices, store) for part in _apart(request, own)]
@@ -122,14 +122,14 @@ def rows_of(
     partition: SlicePartition, options: ReadOptions, settings: Settings, shape: Shape
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one partition in the declared shape."""
-    settle()
+    freeze_modules()
 
-    def hear(damage: ReadDamage) -> None:
+    def report_damage(damage: ReadDamage) -> None:
         _on_damage(damage, settings)
 
     env = reaching(settings.storage)
     for slices, subject_filters in _by_filters(partition, options.subject_filters):
-        for batch in read_slices(slices, replace(options, subject_filters=subject_filters), hear, env):
+        for batch in read_slices(slices, replace(options, subject_filters=subject_filters), report_damage, env):
             yield shape.conform(batch)
 
 
@@ -148,14 +148,14 @@ def _by_filters(
 
 
 def _on_damage(damage: ReadDamage, settings: Settings) -> None:
-    """Hear of a bad copy that another one stood in for, or of messages that no copy has, before the read fails or goes
+    """Report a bad copy that another one stood in for, or messages that no copy has, before the read fails or goes
     on.
     """
     if damage.served:
         log.warning("%s", damage)
         return
     with seen_from_here(settings):
-        open_store(settings).close()
+        open_store_of(settings).close()
     if not settings.fail_on_data_loss and not damage.is_away:
         log.warning("failOnDataLoss=false, the read goes on: %s", damage)
 
@@ -170,7 +170,7 @@ def plan_partitions(
 
     `filters`: subject filters of the consumers, stream by stream, to be met besides that of the option `subject`.
     """
-    own = {name: common_filters(settings.subject, found) for name, found in filters.items()}
+    own = {name: common_filters(settings.subject, consumer_filters) for name, consumer_filters in filters.items()}
     groups: dict[tuple[str, ...], list[str]] = {}
     for name in ranges:
         subject_filters = own.get(name, common_filters(settings.subject, ()))
@@ -183,7 +183,7 @@ def plan_partitions(
         incarnations.update({bounds.stream: bounds.incarnation for bounds in plan.ranges})
         parts.append(plan.slices)
     packed = pack_blocks(BlockSlices.concatenate(parts), settings.min_partitions, settings.partition_rows_max)
-    differing = {name: own[name] or () for name, found in filters.items() if found}
+    differing = {name: own[name] or () for name, consumer_filters in filters.items() if consumer_filters}
     return [SlicePartition(slices, differing) for slices in packed if len(slices)], incarnations
 
 
@@ -208,19 +208,15 @@ class LastMessageReader(MessageReader):
     """
 
     def _narrowed(self, slices: BlockSlices, store: Store) -> BlockSlices:
-        def hear(damage: ReadDamage) -> None:
+        def report_damage(damage: ReadDamage) -> None:
             _on_damage(damage, self.settings)
 
         filters = self.constraints.subjects or ()
-        return latest_only(slices, filters, _on_loss(self.settings), hear, store.environment)
+        return latest_only(slices, filters, _on_loss(self.settings), report_damage, store.environment)
 
 
 def _on_loss(settings: ReadSettings) -> str:
     return "raise" if settings.fail_on_data_loss else "skip"
-
-
-def open_store(settings: Settings, take_over: bool = False) -> Store:
-    return places.open_store(settings.paths, settings.lock_timeout_s, take_over, settings.storage)
 
 
 @contextmanager
@@ -301,10 +297,10 @@ def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: R
     Raises DataLossError if the stream has not what comes next for it (with failOnDataLoss; else it is logged).
     """
     reader = QueryReader(store, settings.consumer, own=False)
-    found = {}
+    sequences = {}
     for name, at in reader.begin({name: Start(extent.first) for name, extent in extents.items()}).items():
         facts = facts_of(store.stream_state(name))
-        made = decide(at.position, facts, at.told, FAIL if settings.fail_on_data_loss else CONTINUE)
+        made = decide(at.position, facts, at.reported, FAIL if settings.fail_on_data_loss else CONTINUE)
         if made.action is Action.FAIL:
             raise DataLossError(
                 f"consumer {settings.consumer!r}: {made.reason}. To read what is there, set failOnDataLoss=false; "
@@ -314,8 +310,8 @@ def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: R
             )
         if made.is_news:
             log.warning("consumer %s: %s: %s", settings.consumer, made.action.value, made.reason)
-        found[name] = made.next_sequence
-    return found
+        sequences[name] = made.next_sequence
+    return sequences
 
 
 def _clip(bounds: tuple[int, int], constraints: Constraints) -> tuple[int, int]:

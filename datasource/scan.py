@@ -30,6 +30,7 @@ from datasource.offsets import ENDING, STARTING
 from datasource.partitions import SlicePartition
 from datasource.reader import is_glob
 from datasource.values import parse_names
+from storage_core.store.opened import names_of
 from storage_core.store.reading.slices import BlockSlices
 
 if TYPE_CHECKING:
@@ -60,15 +61,15 @@ def scan(
 
     Raises ValueError for an option that cannot be, and what opening and planning raise, both as they are.
     """
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "path": path if isinstance(path, str) else json.dumps(_listed(path)),
-        "stream": stream if stream is None or isinstance(stream, str) else ",".join(stream),
-        "columns": columns if columns is None or isinstance(columns, str) else ",".join(columns),
+        "stream": _joined("stream", stream),
+        "columns": _joined("columns", columns),
         "subject": subject,
         **_bound(STARTING, "start", start, stream),
         **_bound(ENDING, "end", end, stream),
     }
-    chosen: dict[str, Any] = {name.lower(): to_str(value) for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name.lower(): to_str(value) for name, value in arguments.items() if value is not None}
     for name, value in options.items():
         if name.lower() in chosen:
             raise ValueError(f"option {name!r} is given twice: an argument of scan says the same")
@@ -106,12 +107,18 @@ def _listed(path: "os.PathLike[str] | Sequence[str | os.PathLike[str]]") -> list
     return [os.fspath(path)] if isinstance(path, os.PathLike) else [os.fspath(part) for part in path]
 
 
+def _joined(argument: str, names: str | Sequence[str] | None) -> str | None:
+    """Return names as an option takes them. Raises ValueError for what are no names."""
+    listed = names_of(names, argument)
+    return None if listed is None else ",".join(listed)
+
+
 def _bound(side: str, argument: str, place: Place | None, stream: str | Sequence[str] | None) -> dict[str, str]:
     """Return the option that says where the read starts or ends."""
     if isinstance(place, datetime):
         return {f"{side}Timestamp": place.isoformat()}
     if isinstance(place, int):
-        names = parse_names("stream", stream if isinstance(stream, str) else ",".join(stream or ()))
+        names = parse_names("stream", _joined("stream", stream) or "")
         if any(map(is_glob, names)):
             raise ValueError(f"{argument}={place}, stream={stream!r}: say it stream by stream, as in {{'ORDERS': 1}}")
         place = dict.fromkeys(names, place)

@@ -1,6 +1,6 @@
 """Spark's schemas and ours: what a read offers, which columns a user schema picks, what a write takes.
 
-Spark does not prune columns for Python sources, so a user schema is how a read is told to decode and send fewer. Spark
+Spark does not prune columns for Python sources, so a user schema is how a read decodes and sends fewer. Spark
 accepts any schema without a look, and checks the first batch at most: everything is checked here, on the driver.
 """
 
@@ -206,10 +206,10 @@ def check_read_schema(
         if field.name in seen:
             raise ValueError(f"schema: column {field.name!r} is given twice")
         seen.add(field.name)
-        other = (others or {}).get(field.name)
-        if field.dataType not in (known[field.name], other):
+        alternative = (others or {}).get(field.name)
+        if field.dataType not in (known[field.name], alternative):
             nulls = ", with nulls allowed inside" if _same_type(field.dataType, known[field.name]) else ""
-            kinds = f"{field.dataType.simpleString()}, messages have {_offered(known[field.name], other)}{nulls}"
+            kinds = f"{field.dataType.simpleString()}, messages have {_offered(known[field.name], alternative)}{nulls}"
             raise ValueError(f"schema: column {field.name!r} is {kinds}")
         if not field.nullable and field.name not in NEVER_NULL:
             raise ValueError(f"schema: column {field.name!r} can be null, declare it without NOT NULL")
@@ -252,5 +252,5 @@ def _same_type(data_type: DataType, other: DataType) -> bool:
     return data_type == other
 
 
-def _offered(kind: DataType, other: DataType | None) -> str:
-    return kind.simpleString() if other is None else f"{kind.simpleString()} or {other.simpleString()}"
+def _offered(kind: DataType, alternative: DataType | None) -> str:
+    return kind.simpleString() if alternative is None else f"{kind.simpleString()} or {alternative.simpleString()}"

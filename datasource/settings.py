@@ -18,7 +18,7 @@ from datasource.options import (
     STREAM_READ,
     STREAM_WRITE,
     WRITE,
-    Given,
+    CheckedOptions,
     Use,
     check_options,
     parse_options,
@@ -44,9 +44,9 @@ NO_PATH = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSettings:
-    """A batch read. Times are nanoseconds since 1970; `None` means not given."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AnyReadSettings:
+    """What batch and streaming reads have in common. Times are nanoseconds since 1970; `None` means not given."""
 
     paths: tuple[str, ...]
     streams: tuple[str, ...] = ()  # names and globs
@@ -54,35 +54,41 @@ class ReadSettings:
     invalid_utf8: str = FAIL
     subject: str | None = None
     starting: Offsets = Offsets()
-    ending: Offsets = Offsets()
     starting_time_ns: int | None = None
-    ending_time_ns: int | None = None
     starting_times_ns: Mapping[str, int] | None = None
-    ending_times_ns: Mapping[str, int] | None = None
     consumer: str | None = None
     min_partitions: int | None = None
     partition_rows_max: int | None = None
     fail_on_data_loss: bool = True
     verify: bool = True
+    take_over: bool = False
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings(_AnyReadSettings):
+    """A batch read."""
+
+    ending: Offsets = Offsets()
+    ending_time_ns: int | None = None
+    ending_times_ns: Mapping[str, int] | None = None
     layout: str = JSTREAM
     account: str | None = None
     encryption_key: str | None = field(default=None, repr=False)
     truncate_bad_eof: bool = False
     no_crc: bool = False
     table: str = MESSAGES
-    take_over: bool = False
-    lock_timeout_s: float = LOCK_TIMEOUT_S
-    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "ReadSettings":
         """Return the settings of a batch read; raises ValueError naming the option at fault."""
-        given = _given(options, READ)
-        instead = parse_options(given, READ, ("table", "layout"))
+        checked = _checked(options, READ)
+        instead = parse_options(checked, READ, ("table", "layout"))
         layout = instead.get("layout", JSTREAM)
-        _check_together(given, instead.get("table", MESSAGES), layout)
-        _check_consumer(given)
-        values = parse_options(given, READ)
+        _check_together(checked, instead.get("table", MESSAGES), layout)
+        _check_consumer(checked)
+        values = parse_options(checked, READ)
         if layout in FOREIGN:
             values.setdefault("streams", ("*",))
         return cls(**values)
@@ -95,38 +101,22 @@ class ReadSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StreamReadSettings:
-    """A streaming read. Times are nanoseconds since 1970; `None` means not given."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamReadSettings(_AnyReadSettings):
+    """A streaming read."""
 
-    paths: tuple[str, ...]
-    streams: tuple[str, ...] = ()  # names and globs
-    columns: tuple[str, ...] | None = None
-    invalid_utf8: str = FAIL
-    subject: str | None = None
-    starting: Offsets = Offsets()
-    starting_time_ns: int | None = None
-    starting_times_ns: Mapping[str, int] | None = None
-    consumer: str | None = None
     consumer_takeover: bool = False
     limits: Limits = Limits()
     trigger_delay_max_s: float = TRIGGER_DELAY_MAX_S
     poll_interval_s: float = POLL_INTERVAL_S
-    min_partitions: int | None = None
-    partition_rows_max: int | None = None
-    fail_on_data_loss: bool = True
-    verify: bool = True
-    take_over: bool = False
-    lock_timeout_s: float = LOCK_TIMEOUT_S
-    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "StreamReadSettings":
         """Return the settings of a streaming read; raises ValueError naming the option at fault."""
-        given = _given(options, STREAM_READ)
-        _check_together(given, MESSAGES, JSTREAM)
-        _check_consumer(given)
-        values = parse_options(given, STREAM_READ)
+        checked = _checked(options, STREAM_READ)
+        _check_together(checked, MESSAGES, JSTREAM)
+        _check_consumer(checked)
+        values = parse_options(checked, STREAM_READ)
         limits = Limits(**{field.name: values.pop(field.name, None) for field in fields(Limits)})
         _check_limits(limits)
         return cls(limits=limits, **values)
@@ -154,31 +144,31 @@ class WriteSettings:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "WriteSettings":
         """Return the settings of a batch write; raises ValueError naming the option at fault."""
-        given = _given(options, WRITE)
-        if ("writerId" in given) != ("batchId" in given):
-            lacking = "batchId" if "writerId" in given else "writerId"
+        checked = _checked(options, WRITE)
+        if ("writerId" in checked) != ("batchId" in checked):
+            lacking = "batchId" if "writerId" in checked else "writerId"
             raise ValueError(
                 f"option {lacking!r} is missing: a batch write that may run twice needs both, 'writerId' and 'batchId'"
             )
-        if "failOnChangedBatch" in given and "batchId" not in given:
+        if "failOnChangedBatch" in checked and "batchId" not in checked:
             raise ValueError("option 'batchId' is missing: 'failOnChangedBatch' is about one that is stored already")
-        return cls(**_of_a_write(parse_options(given, WRITE)))
+        return cls(**_of_a_write(parse_options(checked, WRITE)))
 
     @classmethod
     def parse_streaming(cls, options: Mapping[str, str]) -> "WriteSettings":
         """Return the settings of a streaming write, whose batches Spark numbers; raises ValueError likewise."""
-        return cls(**_of_a_write(parse_options(_given(options, STREAM_WRITE), STREAM_WRITE)))
+        return cls(**_of_a_write(parse_options(_checked(options, STREAM_WRITE), STREAM_WRITE)))
 
 
-def _given(options: Mapping[str, str], use: Use) -> Given:
+def _checked(options: Mapping[str, str], use: Use) -> CheckedOptions:
     """Return the options that are given, the path among them."""
-    given = check_options(options, use)
-    if not given.get("path", "").strip():
+    checked = check_options(options, use)
+    if not checked.get("path", "").strip():
         raise ValueError(NO_PATH)
-    if given.storage and not all(map(is_in_object_store, parse_paths("path", given["path"]))):
-        option = f"{STORAGE_PREFIX}{min(given.storage)}"
+    if checked.storage and not all(map(is_in_object_store, parse_paths("path", checked["path"]))):
+        option = f"{STORAGE_PREFIX}{min(checked.storage)}"
         raise ValueError(f"option {option!r} is for volumes in object stores, such as s3://bucket/shop: leave it out")
-    return given
+    return checked
 
 
 def _of_a_write(values: dict[str, Any]) -> dict[str, Any]:
@@ -191,42 +181,44 @@ def _check_limits(limits: Limits) -> None:
         raise ValueError(f"option 'minOffsetsPerTrigger': {least} is more than option 'maxOffsetsPerTrigger', {most}")
 
 
-def _check_consumer(given: Mapping[str, str]) -> None:
-    if "consumer" in given:
+def _check_consumer(checked: Mapping[str, str]) -> None:
+    if "consumer" in checked:
         return
-    if given.get("startingOffsets", "").strip().lower() == CONSUMER:
+    if checked.get("startingOffsets", "").strip().lower() == CONSUMER:
         raise ValueError(
             "option 'consumer' is missing: 'startingOffsets' is 'consumer', which is where that one stands"
         )
-    if "takeOver" in given:
+    if "takeOver" in checked:
         raise ValueError("option 'consumer' is missing: a read without one writes nothing, so leave 'takeOver' out")
-    if "consumerTakeover" in given:
+    if "consumerTakeover" in checked:
         raise ValueError("option 'consumer' is missing: 'consumerTakeover' says how to take it")
 
 
-def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
+def _check_together(checked: Mapping[str, str], table: str, layout: str) -> None:
     if table not in OF_MESSAGES:
         allowed = ["path", "stream", "columns", "table", "layout", "account", "encryptionKey", "lockTimeout"]
         allowed += ["truncateBadEof", "noCrc"] if table in (CONSUMERS, DAMAGE) else []
-        unfit = [name for name in given if name not in allowed]
+        unfit = [name for name in checked if name not in allowed]
         if unfit:
             raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
-    if table == LAST and "consumer" in given:
+    if table == LAST and "consumer" in checked:
         raise ValueError(f"option 'consumer': it is handed out all messages; with table={table} leave it out")
     for name in ("account", "encryptionKey"):
-        if layout != NATS and name in given:
+        if layout != NATS and name in checked:
             raise ValueError(f"option {name!r} is for layout=nats only")
     for name in ("truncateBadEof", "noCrc"):
-        if layout != STAN and name in given:
+        if layout != STAN and name in checked:
             raise ValueError(f"option {name!r} is for layout=stan only")
-    if layout in FOREIGN and any(map(is_in_object_store, parse_paths("path", given["path"]))):
-        raise ValueError(f"option 'path': {given['path']!r} is in an object store; layout={layout} reads local folders")
+    if layout in FOREIGN and any(map(is_in_object_store, parse_paths("path", checked["path"]))):
+        raise ValueError(
+            f"option 'path': {checked['path']!r} is in an object store; layout={layout} reads local folders"
+        )
     if layout in FOREIGN and table in (EVENTS, LAST):
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
-    if layout in FOREIGN and "consumer" in given:
+    if layout in FOREIGN and "consumer" in checked:
         raise ValueError("option 'consumer' is for layout=jstream only; table=consumers shows where those there stand")
-    if layout in FOREIGN and given.get("verify", "crc").strip().lower() == "none":
+    if layout in FOREIGN and checked.get("verify", "crc").strip().lower() == "none":
         instead = "; 'noCrc' reads on past what fails" if layout == STAN else ""
         raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")
-    if table in OF_MESSAGES and layout == JSTREAM and not given.get("stream", "").strip():
+    if table in OF_MESSAGES and layout == JSTREAM and not checked.get("stream", "").strip():
         raise ValueError("option 'stream' is missing: the name of a stream, a list, or a glob; '*' reads all of them")

@@ -19,7 +19,6 @@ from datasource.reader import (
     FilteringMessageReader,
     LastMessageReader,
     MessageReader,
-    open_store,
     pick_streams,
     select_streams,
 )
@@ -51,6 +50,7 @@ from datasource.settings import (
     StreamReadSettings,
     WriteSettings,
 )
+from datasource.store_opening import open_foreign_store, open_store_of
 from storage_core import Store
 
 if TYPE_CHECKING:
@@ -86,15 +86,13 @@ def schema(options: Mapping[str, str]) -> StructType:
         return spark_schema(MESSAGE_TYPES)
     settings = _read_settings(options)
     if isinstance(settings, StreamReadSettings):
-        with open_store(settings) as store:
+        with open_store_of(settings) as store:
             pick_streams(store.streams(), settings.streams)
         return _offered(settings)
     if settings.layout in FOREIGN:
-        from datasource.foreign import open_store as open_foreign_store
-
         select_streams(open_foreign_store(settings).streams(), settings.streams)
     else:
-        with open_store(settings) as store:
+        with open_store_of(settings) as store:
             select = pick_streams if settings.table in OF_MESSAGES else select_streams
             select(_known_streams(store, settings), settings.streams)
     return _offered(settings)
@@ -217,10 +215,10 @@ def _is_catalogue_table(options: Mapping[str, str]) -> bool:
     """
     if "provider" not in options or "owner" not in options:
         return False
-    given = {key.removeprefix("option.") for key in options if key.startswith("option.")} | {"path"} & set(options)
-    if given:
+    named = {key.removeprefix("option.") for key in options if key.startswith("option.")} | {"path"} & set(options)
+    if named:
         raise ValueError(
-            f"CREATE TABLE ... USING jstream with OPTIONS ({', '.join(sorted(given))}): Spark drops them whenever "
+            f"CREATE TABLE ... USING jstream with OPTIONS ({', '.join(sorted(named))}): Spark drops them whenever "
             "the table is used. Leave them out and give them with each use, as in SELECT * FROM t WITH "
             "(path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t'); or make a CREATE "
             "TEMPORARY VIEW ... USING jstream OPTIONS (...), which keeps them"

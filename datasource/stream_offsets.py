@@ -7,11 +7,11 @@
     incarnation  of the stream, and
     history      its newest runs below `sequence`, (history id, first sequence): by these two a stream that was put back
                  or made again is recognised (docs/reconcile.md)
-    lost         ranges [first, end) of lost messages that the query was told of
+    lost         ranges [first, end) of lost messages that were reported to the query
     begin        where the batch that ends here begins; only if that is not where the one before it ended: in the first
                  batch of a stream, and where the query was moved. So a batch that is replayed reads the same, though
                  `latest`, times and the consumer have moved on since
-    consumer     the durable consumer that the query reads as; only if it has one. By it a listener, which hears of
+    consumer     the durable consumer that the query reads as; only if it has one. By it a listener, which gets
                  offsets alone, acknowledges for the right one
     filters      subject filters of that consumer, by which the batch that ends here was read; only if it had some. A
                  replay reads by them, though the consumer was changed, or removed and made again, in the meantime
@@ -64,7 +64,7 @@ class StreamOffset:
             return None
         position = self.at.position
         runs = tuple(run for run in position.history if run[1] < self.begin)
-        return QueryPosition(Position(position.incarnation, self.begin, runs), self.at.told)
+        return QueryPosition(Position(position.incarnation, self.begin, runs), self.at.reported)
 
 
 Offsets = dict[str, StreamOffset]  # by name of the stream
@@ -84,7 +84,7 @@ def _encoded(offset: StreamOffset) -> dict[str, Any]:
         "filters": list(offset.filters) or None,
         "history": [[history.hex(), first] for history, first in position.history],
         "incarnation": position.incarnation.hex(),
-        "lost": [[first, end] for first, end in offset.at.told.ranges()],
+        "lost": [[first, end] for first, end in offset.at.reported.ranges()],
         "sequence": position.next_sequence,
         "store": offset.store_id.hex(),
         "version": VERSION,
@@ -148,19 +148,19 @@ def _are_filters(value: object) -> bool:
     return is_list and all(isinstance(entry, str) and is_filter(entry) for entry in value)  # type: ignore[attr-defined]
 
 
-def _history(what: str, value: object, sequence: int, entry: object) -> Runs:
+def _history(field: str, value: object, sequence: int, entry: object) -> Runs:
     runs: list[tuple[bytes, int]] = []
     for pair in value if isinstance(value, list) else [None]:
         last = runs[-1][1] if runs else 0
         if not isinstance(pair, list) or len(pair) != 2 or not _is_sequence(pair[1]) or not last < pair[1] < sequence:
-            _refuse(what, value, f"a list of [history id, first sequence], ascending, below {sequence}", entry)
-        runs.append((_hex(what, pair[0], 8, entry), pair[1]))
+            _refuse(field, value, f"a list of [history id, first sequence], ascending, below {sequence}", entry)
+        runs.append((_hex(field, pair[0], 8, entry), pair[1]))
     if len(runs) > HISTORY_RUNS_KEPT:
-        _refuse(what, value, f"at most {HISTORY_RUNS_KEPT} runs", entry)
+        _refuse(field, value, f"at most {HISTORY_RUNS_KEPT} runs", entry)
     return tuple(runs)
 
 
-def _lost(what: str, value: object, entry: object) -> SequenceSet:
+def _lost(field: str, value: object, entry: object) -> SequenceSet:
     ranges: list[tuple[int, int]] = []
     for pair in value if isinstance(value, list) else [None]:
         last = ranges[-1][1] if ranges else 0
@@ -170,10 +170,10 @@ def _lost(what: str, value: object, entry: object) -> SequenceSet:
             or not all(map(_is_sequence, pair))
             or not last < pair[0] < pair[1]
         ):
-            _refuse(what, value, "a list of ranges [first, end), ascending and apart", entry)
+            _refuse(field, value, "a list of ranges [first, end), ascending and apart", entry)
         ranges.append((pair[0], pair[1]))
     if len(ranges) > LOST_RANGES_KEPT:
-        _refuse(what, value, f"at most {LOST_RANGES_KEPT} ranges", entry)
+        _refuse(field, value, f"at most {LOST_RANGES_KEPT} ranges", entry)
     return SequenceSet.from_ranges(ranges)
 
 
@@ -181,17 +181,17 @@ def _is_sequence(value: object) -> bool:
     return type(value) is int and 1 <= value <= COUNT_MAX
 
 
-def _hex(what: str, value: object, size: int, entry: object) -> bytes:
+def _hex(field: str, value: object, size: int, entry: object) -> bytes:
     if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{2 * size}}}", value):
-        _refuse(what, value, f"{2 * size} hexadecimal digits", entry)
+        _refuse(field, value, f"{2 * size} hexadecimal digits", entry)
     return bytes.fromhex(value)
 
 
-def _refuse(what: str, value: object, expected: str, entry: object) -> NoReturn:
+def _refuse(field: str, value: object, expected: str, entry: object) -> NoReturn:
     whole = json.dumps(entry, sort_keys=True)
     shown = whole if len(whole) <= 1_000 else f"{whole[:1_000]}..."
     raise ValueError(
-        f"the checkpoint's offset is not one that jstream wrote: {what} is {json.dumps(value)}, expected {expected}; "
+        f"the checkpoint's offset is not one that jstream wrote: {field} is {json.dumps(value)}, expected {expected}; "
         f"the entry is {shown}. It was edited or is of another source: look at the newest file in the folder 'offsets' "
         "of the checkpoint, put it back from a copy, or begin with a new checkpoint"
     )

@@ -5,8 +5,8 @@ kills the process when the query stops. Nothing here outlives it: what a restart
 Spark keeps, and in the store. So a batch that is replayed in another process is the same: an offset says where its
 batch ends, and, where that does not follow from the offset before it, where it begins (stream_offsets.py).
 
-Every call reconciles: positions that the streams have left behind are told and settled before anything is read by them
-(docs/reconcile.md).
+Every call reconciles: positions that the streams have left behind are reported and moved before anything is read by
+them (docs/reconcile.md).
 """
 
 import logging
@@ -17,18 +17,20 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from datasource import known_stores, places, stream_offsets
+from datasource import known_stores, stream_offsets
 from datasource.limits import Patience, admit
 from datasource.offsets import Extent, resolve_starts
 from datasource.partitions import SlicePartition
 from datasource.reader import pick_streams, plan_partitions
 from datasource.settings import StreamReadSettings
+from datasource.store_opening import open_store_of
 from datasource.stream_offsets import Json, Offsets, StreamOffset
 from storage_core.errors import (
     DiskFullError,
     NoQuorumError,
     OtherHostError,
     OutcomeUnknownError,
+    ProcessError,
     StaleIncarnationError,
     StoreBusyError,
     UnavailableError,
@@ -36,6 +38,7 @@ from storage_core.errors import (
 )
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Position, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import raise_if_limit
 from storage_core.paths import is_in_object_store
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import QueryPosition, Start, beginning, onward
@@ -45,8 +48,8 @@ log = logging.getLogger("jstream")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 WAIT_S = 0.1  # how long such a query may wait for news in one call
 LOOK_EVERY_S = 0.025  # while it waits
-CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, StoreBusyError, VolumeFailedError)
-ATTEMPTS = 20  # to find streams as they were settled a moment ago; more than one only while they are made again
+CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, ProcessError, StoreBusyError, VolumeFailedError)
+ATTEMPTS = 20  # to find streams as they were reconciled a moment ago; more than one only while they are made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class StreamSource:
     def __init__(self, settings: StreamReadSettings, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds, never going back."""
         self._settings, self._clock = settings, clock
-        self._store = places.open_store(settings.paths, settings.lock_timeout_s, settings.take_over, settings.storage)
+        self._store = open_store_of(settings, settings.take_over)
         if settings.consumer is not None:
             self._store.check_host()  # else it would read, and never acknowledge what it has read
         self._is_remote = any(map(is_in_object_store, self._store.paths))
@@ -129,7 +132,7 @@ class StreamSource:
         return {name: self._begin_at(at) for name, at in self._reader.begin(starts).items()}
 
     def _remember(self) -> None:
-        """Tell listeners where the store is, if they can reach it: they have none of this query's settings."""
+        """Let listeners know where the store is, if they can reach it: they do not get this query's settings."""
         if not self._settings.storage:
             known_stores.remember(self._store.id, self._store.paths)
 
@@ -173,11 +176,11 @@ class StreamSource:
         self._looked_s = self._clock()
         known = {name: _carried(offset) for name, offset in self._decode(start).items()}
         self._remember()
-        state, begin = self._settled(known)
+        state, begin = self._reconciled(known)
         is_said = self._acknowledge({name: offset.at.position for name, offset in begin.items()})
         joining = self._joining(state, known)
         if joining:
-            state, begin = self._settled({**begin, **joining})
+            state, begin = self._reconciled({**begin, **joining})
         self._seen = state
         ends, has_to_wait = self._ends(state, begin, limit)
         batch = {
@@ -258,14 +261,14 @@ class StreamSource:
 
     # --- reconciliation
 
-    def _settled(self, offsets: Offsets) -> tuple[StoreState, Offsets]:
-        """Return the store's state, and where the query goes on in it; streams that are gone are left out.
+    def _reconciled(self, offsets: Offsets) -> tuple[StoreState, Offsets]:
+        """Return the store's state, and where the query resumes in it; deleted streams are left out.
 
         Raises DataLossError if there is news and failOnDataLoss.
         """
         at = {name: offset.at for name, offset in offsets.items()}
         for _ in range(ATTEMPTS):
-            positions = self._reader.settle(at, self._policy, self._remedy(at))
+            positions = self._reader.reconcile(at, self._policy, self._remedy(at))
             state = self._store.state()
             if all(_stands(state, name, position) for name, position in positions.items()):
                 return state, {name: self._moved(offsets[name], position) for name, position in positions.items()}
@@ -280,7 +283,7 @@ class StreamSource:
         return self._offset(at, _carried(before).begin)
 
     def _remedy(self, streams: Mapping[str, object]) -> str:
-        text = "To go on without what is gone, start the query once with option failOnDataLoss=false"
+        text = "To continue without what is gone, start the query once with option failOnDataLoss=false"
         consumer, state = self._settings.consumer, self._store.state()
         known = [name for name in streams if consumer and _has_consumer(state, name, consumer)]
         if not known:  # one of a stream that was deleted went with it
@@ -292,7 +295,7 @@ class StreamSource:
         """Return an offset that Spark gave; raises ValueError if it is not of this query.
 
         Whether its streams have become others since is asked elsewhere, by reconciliation. The consumer is that of the
-        option: a checkpoint may be gone on with as another one.
+        option: a checkpoint may be resumed as another one.
         """
         offsets = stream_offsets.decode(offset)
         state = self._store.state()
@@ -331,29 +334,29 @@ class StreamSource:
     def partitions(self, start: Json, end: Json) -> list[SlicePartition]:
         """Return what the tasks of the batch between two offsets read; the same for the same offsets.
 
-        What is gone in the meantime is told: with failOnDataLoss as DataLossError.
+        What was lost in the meantime is reported, with failOnDataLoss as DataLossError.
         """
         until = self._decode(end)
         begin = _begins(self._decode(start), until)
         if self._policy == FAIL:
-            self._settled(until)
+            self._reconciled(until)
         for _ in range(ATTEMPTS):
-            state, settled = self._settled(begin)
-            ranges = {name: _range(state, name, offset.sequence, until[name]) for name, offset in settled.items()}
-            ranges = {name: one for name, one in ranges.items() if one[0] < one[1]}
+            state, reconciled = self._reconciled(begin)
+            ranges = {name: _range(state, name, offset.sequence, until[name]) for name, offset in reconciled.items()}
+            ranges = {name: bounds for name, bounds in ranges.items() if bounds[0] < bounds[1]}
             incarnations = {name: self._store.stream_state(name, state).incarnation for name in ranges}
             filters = {name: until[name].filters for name in ranges}
             planned, made = plan_partitions(self._store, ranges, self._settings, filters)
-            if all(incarnations[name] == one for name, one in made.items()):
+            if all(incarnations[name] == incarnation for name, incarnation in made.items()):
                 for name in ranges:
-                    self._tell_what_is_gone(state, name, begin[name].sequence, until[name])
+                    self._report_loss(state, name, begin[name].sequence, until[name])
                 return planned
         raise StaleIncarnationError(f"streams {', '.join(sorted(until))} of {self._store.label} do not stand still")
 
-    def _tell_what_is_gone(self, state: StoreState, name: str, first: int, until: StreamOffset) -> None:
+    def _report_loss(self, state: StoreState, name: str, first: int, until: StreamOffset) -> None:
         """Write down how many messages of a batch were removed since it was planned: a replay goes without them.
 
-        Those that were lost are told as a loss.
+        Those that were lost are reported as a loss.
         """
         if until.count is None:
             return
@@ -365,11 +368,11 @@ class StreamSource:
     # --- what is known of the end
 
     def acknowledge(self, end: Json) -> None:
-        """Hear that everything before `end` is finished."""
+        """Acknowledge everything before `end`: it is finished."""
         self._acknowledge({name: offset.at.position for name, offset in self._decode(end).items()})
 
     def _acknowledge(self, ends: Mapping[str, Position]) -> bool:
-        """Tell the consumers what is finished; return whether they heard.
+        """Acknowledge to the consumers what is finished; return whether that was stored.
 
         Reading goes on where nothing can be written for a while. To say it again is safe: a consumer never moves back.
         Raises OtherHostError: this host will never be able to, or the query goes on elsewhere.
@@ -379,7 +382,8 @@ class StreamSource:
         except OtherHostError:
             raise
         except CANNOT_SAY as error:
-            log.warning("consumer %s is told later what was finished: %s", self._settings.consumer, error)
+            raise_if_limit(error)
+            log.warning("consumer %s acknowledges later what was finished: %s", self._settings.consumer, error)
             return False
         return True
 
@@ -407,9 +411,9 @@ def _has_consumer(state: StoreState, name: str, consumer: str) -> bool:
 
 
 def _stands(state: StoreState, name: str, at: QueryPosition) -> bool:
-    """Return whether a position that was settled still holds of this state."""
+    """Return whether a position that was reconciled still holds of this state."""
     stream = state.stream(name)
-    return stream is not None and not decide(at.position, facts_of(stream), at.told, CONTINUE).is_news
+    return stream is not None and not decide(at.position, facts_of(stream), at.reported, CONTINUE).is_news
 
 
 def _begins(start: Offsets, end: Offsets) -> Offsets:
@@ -422,7 +426,7 @@ def _begins(start: Offsets, end: Offsets) -> Offsets:
         first = offset.first_of_batch()
         if first is None and name in start:
             before = start[name].at.position
-            first = QueryPosition(before, offset.at.told)
+            first = QueryPosition(before, offset.at.reported)
         is_of_one = first is not None and first.position.incarnation == offset.at.position.incarnation
         if first is None or not is_of_one or first.position.next_sequence > offset.sequence:
             raise ValueError(

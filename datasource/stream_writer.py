@@ -25,13 +25,13 @@ from pyspark.sql.types import StructType
 
 from datasource.edge import show_codes
 from datasource.settings import WriteSettings
+from datasource.store_opening import open_store_of
 from datasource.writer import (
     StagedPartition,
     begin,
     check_overwrite,
     give_up,
     log_appended,
-    open_store,
     partition_id,
     replaced_streams,
     stage,
@@ -93,9 +93,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         transaction, identity = _transaction(tasks), self._identity(tasks, batchId)
         blocks = [block for task in tasks for block in task.blocks]
-        with open_store(self.settings) as store:
+        with open_store_of(self.settings) as store:
             if self.settings.take_over and not _has_begun(store, identity):
-                open_store(self.settings, take_over=True).close()
+                open_store_of(self.settings, take_over=True).close()
             try:
                 result = store.commit(transaction, blocks, identity, replaced_streams(self.settings, self.overwrite))
             except StorageError as error:

@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from datasource.edge import show_codes
-from datasource.reader import open_store, select_streams
+from datasource.reader import select_streams
 from datasource.settings import CONSUMERS, DAMAGE, EVENTS, STREAMS, ReadSettings
+from datasource.store_opening import open_store_of
 from datasource.values import parse_time_ns
 from storage_core import Store
 from storage_core.store.consumers.lag import consumer_report
@@ -35,7 +36,7 @@ class StreamTableReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        with open_store(self.settings) as store:
+        with open_store_of(self.settings) as store:
             names = select_streams(store.streams(), self.settings.streams or ("*",)) if store.streams() else []
             return [RowsPartition([stream_row(info) for info in store.report(names, exact_times=True)])]
 
@@ -51,7 +52,7 @@ class ConsumerTableReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        with open_store(self.settings) as store:
+        with open_store_of(self.settings) as store:
             names = select_streams(store.streams(), self.settings.streams) if self.settings.streams else None
             return [RowsPartition(consumer_rows(store, names))]
 
@@ -67,7 +68,7 @@ class EventTableReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        with open_store(self.settings) as store:
+        with open_store_of(self.settings) as store:
             events = store.events()
             if self.settings.streams:
                 names = set(select_streams(event_streams(store), self.settings.streams))
@@ -86,7 +87,7 @@ class DamageTableReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        with open_store(self.settings) as store:
+        with open_store_of(self.settings) as store:
             names = select_streams(store.streams(), self.settings.streams) if self.settings.streams else None
             return [RowsPartition(store.verify(streams=names)["damage"])]
 
@@ -132,7 +133,7 @@ def stream_row(info: dict[str, Any]) -> dict[str, Any]:
 def consumer_rows(store: Store, streams: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return the columns of `schema.CONSUMER_TYPES` for each consumer of these streams; None: of all."""
     state, rows = store.state(), []
-    for info in consumer_report(store, streams, settle=False):
+    for info in consumer_report(store, streams, reconcile=False):
         stream = state.stream(info["stream_name"])
         consumer = stream.consumers.get(info["name"].casefold()) if stream is not None else None
         if stream is None or consumer is None:

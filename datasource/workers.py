@@ -9,19 +9,19 @@ import gc
 import sys
 
 _DAEMON = "pyspark.daemon"  # the module that processes for planning and tasks are forked from, and that collects
-_settled = False
+_frozen = False
 
 
-def settle() -> None:
+def freeze_modules() -> None:
     """Take all that is alive by now out of what the collector looks at, once in a process that Spark forked.
 
     For the first plan or task, when the modules are loaded. What is garbage by then is collected; of what is alive,
     cycles that are dropped later are never freed: those of one plan or task at most.
     """
-    global _settled
+    global _frozen
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if _settled or spec is None or spec.name != _DAEMON:
+    if _frozen or spec is None or spec.name != _DAEMON:
         return
-    _settled = True
+    _frozen = True
     gc.collect()
     gc.freeze()

@@ -16,12 +16,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from datasource import places
 from datasource.edge import show_codes
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
-from datasource.workers import settle
-from storage_core import Store, buffers
+from datasource.store_opening import open_store_of
+from datasource.workers import freeze_modules
+from storage_core import buffers
 from storage_core.errors import FencedError, InvalidMessageError, StreamNotFoundError
 from storage_core.store.environment import reaching
 from storage_core.store.writing.appends import CommitResult, WriterBatch
@@ -65,7 +65,7 @@ class BatchWriter(DataSourceArrowWriter):
         """
         blocks = [block for message in messages if isinstance(message, StagedPartition) for block in message.blocks]
         replaced = replaced_streams(self.settings, self.overwrite)
-        with open_store(self.settings) as store:
+        with open_store_of(self.settings) as store:
             try:
                 result = store.commit(self.transaction, blocks, self._writer_batch(), replaced)
             except FencedError as error:
@@ -92,20 +92,16 @@ class BatchWriter(DataSourceArrowWriter):
         return WriterBatch(settings.writer_id, settings.batch_id, any_content=not settings.fail_on_changed_batch)
 
 
-def open_store(settings: WriteSettings, take_over: bool = False) -> Store:
-    return places.open_store(settings.paths, settings.lock_timeout_s, take_over, settings.storage)
-
-
 def begin(settings: WriteSettings, schema: StructType, take_over: bool = False) -> Transaction:
     """Return a transaction over the option's stream, or over all, for rows with these columns.
 
-    `take_over`: as `places.open_store` has it.
+    `take_over`: as `open_store` has it.
 
     Raises NotFoundError naming the nearest stream, ValueError for columns that cannot be written or a subject that the
     stream does not take.
     """
     check_write_schema(schema, routed=settings.stream is None)
-    with open_store(settings, take_over) as store:
+    with open_store_of(settings, take_over) as store:
         if settings.stream is None:
             return store.begin(None)
         known = store.streams()
@@ -153,11 +149,11 @@ def log_appended(result: CommitResult) -> None:
 def give_up(settings: WriteSettings, transaction: Transaction) -> None:
     """Give the blocks of a transaction up for sweeping, unless it is committed: the store is asked first.
 
-    Never raises: Spark would bury the error that led here below this one. What cannot be swept now is swept by the
+    Never raises: Spark would hide the error that led here below this one. What cannot be swept now is swept by the
     store's maintenance; so a store that others hold, for which the commit has waited already, is hardly waited for.
     """
     try:
-        with open_store(replace(settings, lock_timeout_s=min(settings.lock_timeout_s, CLEAN_UP_WAIT_S))) as store:
+        with open_store_of(replace(settings, lock_timeout_s=min(settings.lock_timeout_s, CLEAN_UP_WAIT_S))) as store:
             if not store.abort(transaction):
                 log.warning("the append that reported an error was committed: its messages are in the store")
     except Exception as error:
@@ -172,7 +168,7 @@ def stage(
     has_writer: bool,
 ) -> tuple[StagedBlock, ...]:
     """Write the rows as blocks and return these; with an error nothing of this task is left behind."""
-    settle()
+    freeze_modules()
     env = reaching(settings.storage)
     stager = RoutedStager(transaction, partition, settings.compression, env, has_writer)
     row_count = 0

@@ -16,10 +16,10 @@ from storage_core.errors import StorageError
 
 HEAD = """# Errors
 
-Every error of the store, and of a pipeline, has a class and a code (`scripts/error_table.py` makes this page of them).
-Codes keep their meaning; the words of a message may change. Spark and the command line show the code before the
-message, as in
-`[JSTREAM_STREAM_NOT_FOUND] no stream 'ORDRES' in /shop; did you mean 'ORDERS'?`.
+What a program can catch. Every error of the store, and of a pipeline, has a class and a code; codes keep their meaning,
+the words of a message may change. Spark and the command line show the code before the message:
+`[JSTREAM_STREAM_NOT_FOUND] no stream 'ORDRES' in /shop; did you mean 'ORDERS'?`. What to do about one:
+[troubleshooting](troubleshooting.md).
 
 ```python
 from pyspark_jstream import Store, errors
@@ -32,11 +32,9 @@ with Store.open_or_create("shop") as store:
         assert error.fields["stream"] == "ORDRES"
 ```
 
-An error belongs to its own class and to those above it: `StreamNotFoundError` is a `NotFoundError`, and all of them are
-`StorageError`. `error.fields` has those of its fields that are known; each is an attribute, too, and `to_json()` has
+All are `StorageError`. `error.fields` has those of its fields that are known, each an attribute, too; `to_json()` has
 code, text and fields together. Wrong arguments, options and configurations are `ValueError`; so is a
 `DefinitionError`. The errors of pipelines are in `spark_stream.pipelines.errors`.
-What to do about a message: [troubleshooting](troubleshooting.md).
 
 <div class="stacks" markdown>
 

@@ -88,6 +88,6 @@ def _line(text: str, start: int) -> int:
 
 
 if __name__ == "__main__":
-    found = list(findings())
-    print("\n".join(found), end="\n" if found else "")
-    sys.exit(bool(found))
+    lines = list(findings())
+    print("\n".join(lines), end="\n" if lines else "")
+    sys.exit(bool(lines))

@@ -47,54 +47,51 @@ HAPPENED = {
 }
 HEAD = """# What is rescued
 
-Stores in `tests/data/nats` that real servers wrote (2.15.1 unless the name says otherwise), most of them damaged
-afterwards. *Served* is how many messages a server still gave to a client after it was started on a copy of the
-damaged store: the best of the versions that were tried, 2.9.10 to 2.15.1. *Read* is what `layout=nats` reads of the
-same files, in place and with every checksum verified; of replicas, node by node. *Told as damage* is what
-`option("table", "damage")` lists.
+How much of a broken NATS JetStream store comes back. The cases are stores in `tests/data/nats` that real servers wrote
+(2.15.1 unless the name says otherwise), most of them damaged afterwards. *Served* is how many messages a server still
+gave to a client after it was started on a copy: the best of 2.9.10 to 2.15.1. *Read* is what `layout=nats` reads of
+the same files, in place, every checksum verified; *damage* what `option("table", "damage")` lists.
 
 Starting a server on a damaged store changes it: of `damaged-s2-bitflip-no-index`, 2.15.1 deleted the whole directory,
 all good blocks included. Reading with jstream changes nothing.
 
-`scripts/rescue_table.py` makes this page, and a test holds it against the stores. Each of the messages read is equal
-to what a client got before the damage, in sequence, subject, time, headers and data. Messages that are whole on disk
-are all read; the others are lost to everybody.
+`scripts/rescue_table.py` makes this page, and a test holds it against the stores: messages that are whole on disk are
+all read, each equal to what a client got before the damage. The others are lost to everybody.
 
 """
 FOOT = """
-The stores without damage ({healthy}) read exactly as a client got them; the encrypted ones with their key.
+Read whole, without their `index.db` or after SIGKILL: {whole}.
+So are {healthy_count} stores without damage, the encrypted ones with their key.
 
 ## Copies side by side
 
 Given the directories of several nodes, `load("n1,n2,n3")` reads the copies of a stream as one, and `jstream drift nats
-n1 n2 n3` shows where they differ ([guide](guide/rescue.md)). *Served* is what a client got from the cluster.
+n1 n2 n3` shows where they differ ([guide](guide/rescue.md)).
 
-| case | served | read of all copies together | whole | what differs |
-|---|---|---|---|---|
+| case | what happened | served by the cluster | read of all copies | whole | what differs |
+|---|---|---|---|---|---|
 {replicas}
 
-What is read is decided for each sequence by a vote of the copies. A copy has a message with some content (sequence,
-subject, time, headers and data, compared by a 64-bit hash, after its own checksum held), or it says that the message
-was removed (its index or a tombstone says so, or a whole block has no record of it), or it has no vote: its bytes are
-damaged, its file is gone, or it never came so far.
+Each sequence is decided by a vote. A copy has a message with some content (sequence, subject, time, headers and data,
+compared by a 64-bit hash, after its own checksum held), or it says that the message was removed (by its index or a
+tombstone, or a whole block without a record of it), or it has no vote: its bytes are damaged, its file is gone, or it
+never came so far.
 
 | | what is served | rule |
 |---|---|---|
-| more copies say *removed* than have a message | nothing; so a follower that lags does \
-not bring deleted messages back | `removed` |
+| more copies say *removed* than have a message | nothing: a follower that lags does not bring it back | `removed` |
 | as many or fewer say so | the message: what was deleted can be deleted again, what was lost is lost | `kept` |
 | more than half of the copies that have a message have the same one | that one | `majority` |
 | no majority, one content is in more copies than any other | that one | `most copies` |
-| no majority, several contents are in as many copies | of these, the message that was stored \
-last: a leader that was elected later writes over what an earlier one had not replicated. Stored in the same \
-nanosecond: the greater hash | `latest` |
+| no majority, several contents are in as many copies | the message that was stored last, since a later leader writes \
+over what an earlier one had not replicated; in the same nanosecond the greater hash | `latest` |
 
 The order in which directories are given changes nothing. In the last two rows nobody can tell what is right: such a
-read fails and names the sequences, unless `failOnDataLoss=false` says to go on by the rule. Every difference, with the
-rule that settled it, is in `option("table", "damage")` and in `jstream drift`, and a read logs it. A message that is
-damaged in one copy and whole in another costs nothing; one that no copy has whole is lost, and fails a read as it does
-with one copy. What a torn end may have held behind all that other copies have counts as lost too, unless more than
-half of the copies end whole in front of it: then no cluster can have acknowledged it.
+read fails and names the sequences, unless `failOnDataLoss=false` says to go on by the rule. Every difference, with its
+rule, is in `option("table", "damage")`, in `jstream drift`, and in the log of a read. A message that is damaged in one
+copy and whole in another costs nothing; one that no copy has whole is lost, and fails a read. What a torn end may have
+held behind all that other copies have counts as lost too, unless more than half of the copies end whole in front of
+it: then no cluster can have acknowledged it.
 
 With `layout=stan` no copy says *removed*: a channel has no deletes, and slices that its limits dropped leave no trace.
 """
@@ -148,11 +145,16 @@ def served(case: str) -> dict[str, set[int]]:
 
 def page() -> str:
     """Return docs/rescue.md."""
-    lines = ["| case | what happened | written | served | read | told as damage |", "|---|---|---|---|---|---|"]
-    lines += [line for case in names() if case in HAPPENED for line in _lines(case)]
-    healthy = ", ".join(f"`{case}`" for case in names() if case not in HAPPENED)
-    replicas = "\n".join(_together(case) for case in names() if case.startswith("r3-"))
-    return HEAD + "\n".join(lines) + "\n" + FOOT.format(healthy=healthy, replicas=replicas)
+    single = [case for case in names() if case in HAPPENED and not case.startswith("r3-")]
+    whole = [case for case in single if not any(copy.damage for copy in read(case))]
+    lines = ["| case | what happened | written | served | read | damage |", "|---|---|---|---|---|---|"]
+    lines += [line for case in single if case not in whole for line in _lines(case)]
+    foot = FOOT.format(
+        whole=", ".join(f"`{case}`" for case in whole),
+        healthy_count=sum(case not in HAPPENED for case in names()),
+        replicas="\n".join(_together(case) for case in names() if case.startswith("r3-")),
+    )
+    return HEAD + "\n".join(lines) + "\n" + foot
 
 
 def together(case: str) -> list[dict[str, Any]]:
@@ -163,11 +165,12 @@ def together(case: str) -> list[dict[str, Any]]:
 
 
 def _together(case: str) -> str:
-    found = compare(open_foreign(CASES / case / "store"), info(case)["stream"])
-    whole = ", ".join(copy.label for copy in found.copies if copy.whole)
-    told = "; ".join([*(f"{copy.label}: {_counts(copy)}" for copy in found.copies if not copy.whole), *found.notes])
+    drift = compare(open_foreign(CASES / case / "store"), info(case)["stream"])
+    whole = ", ".join(copy.label for copy in drift.copies if copy.whole)
+    losses = "; ".join([*(f"{copy.label}: {_counts(copy)}" for copy in drift.copies if not copy.whole), *drift.notes])
     served_count = len(messages(case, "expected"))
-    return f"| `{case}` | {served_count} | {len(together(case))} | {whole} | {told or 'nothing'} |"
+    happened = HAPPENED.get(case, "")
+    return f"| `{case}` | {happened} | {served_count} | {len(together(case))} | {whole} | {losses or 'nothing'} |"
 
 
 def _counts(copy: CopyDrift) -> str:
@@ -176,22 +179,22 @@ def _counts(copy: CopyDrift) -> str:
 
 def _lines(case: str) -> Iterator[str]:
     written = len(messages(case, "before") or messages(case, "expected"))
-    by_version = {version: len(found) for version, found in served(case).items()}
+    by_version = {version: len(served_messages) for version, served_messages in served(case).items()}
     best = max(by_version.values(), default=None)
     versions = [version for version, count in by_version.items() if count == best]
     which = "" if len(versions) == len(by_version) else f" ({', '.join(versions)})"
     for copy in read(case):
         name = f"`{case}`" + (f", {copy.node}" if copy.node else "")
-        told = "; ".join(_told(one) for one in copy.damage) or "nothing"
+        losses = "; ".join(_shown(damage) for damage in copy.damage) or "nothing"
         if len(copy.damage) > 1:
-            costly = [one for one in copy.damage if one.first is not None]
-            sequences = ", ".join(str(one.first) for one in costly)
-            told = f"sequences {sequences}: {_reason(costly[0])}, and so on" if costly else told
+            costly = [damage for damage in copy.damage if damage.first is not None]
+            sequences = ", ".join(str(damage.first) for damage in costly)
+            losses = f"sequences {sequences}: {_reason(costly[0])}, and so on" if costly else losses
         count = "" if best is None else f"{best}{which}"
-        yield f"| {name} | {HAPPENED[case]} | {written} | {count} | {len(copy.rows)} | {told} |"
+        yield f"| {name} | {HAPPENED[case]} | {written} | {count} | {len(copy.rows)} | {losses} |"
 
 
-def _told(damage: ForeignDamage) -> str:
+def _shown(damage: ForeignDamage) -> str:
     if damage.first is None:
         return _reason(damage)
     if damage.end is None:

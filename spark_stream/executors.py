@@ -65,7 +65,7 @@ def _examine(spark: SparkSession, folders: list[str]) -> Iterator[Finding]:
 
 
 def _executor_count(spark: SparkSession) -> int:
-    """Return how many executors there are; 0 if Spark Connect does not tell."""
+    """Return how many executors there are; 0 where Spark Connect does not show it."""
     try:
         context = spark.sparkContext
     except PySparkException:
@@ -186,11 +186,11 @@ def judge(reports: list[dict[str, Any]], folders: Sequence[str], began: float, e
 def _problems(report: dict[str, Any], folders: Sequence[str], began: float, ended: float) -> Iterator[Finding]:
     ours = {"pyspark": pyspark.__version__, **{name: version(name) for name in PACKAGES}}
     for name, here in ours.items():
-        there = report["packages"][name]
-        if not there:
+        installed = report["packages"][name]
+        if not installed:
             yield Finding(CHECK, PROBLEM, f"{name} is not installed", f"install it there, or send it along: {GUIDE}")
-        elif there != here:
-            yield Finding(CHECK, PROBLEM, f"{name} {there}, the driver has {here}", f"install the same: {GUIDE}")
+        elif installed != here:
+            yield Finding(CHECK, PROBLEM, f"{name} {installed}, the driver has {here}", f"install the same: {GUIDE}")
     if report["python"].split(".")[:2] != [str(part) for part in sys.version_info[:2]]:
         here = ".".join(map(str, sys.version_info[:3]))
         yield Finding(CHECK, PROBLEM, f"Python {report['python']}, the driver has {here}", f"run the same: {GUIDE}")

@@ -56,9 +56,9 @@ def jar_name(package: str) -> str:
 
 def delta_jars() -> list[Path]:
     """Return Delta's JARs: of the folder JSTREAM_DELTA_JARS, else those fetched before for this version; else none."""
-    given = os.environ.get(DELTA_JARS_VARIABLE)
+    named_folder = os.environ.get(DELTA_JARS_VARIABLE)
     package = delta_package()
-    folder = Path(given) if given else delta_cache(package) if package else None
+    folder = Path(named_folder) if named_folder else delta_cache(package) if package else None
     jars = sorted(folder.glob("*.jar")) if folder is not None else []
     return jars if any(jar.name.startswith("delta-spark") for jar in jars) else []
 
@@ -78,10 +78,10 @@ def require_delta_jars(settings: Mapping[str, str], report: Callable[[str], None
     """Fetch Delta's JARs into the user's cache if a session with these settings would have none. Raises JarsError."""
     if names_delta(settings) or delta_jars():
         return
-    given = os.environ.get(DELTA_JARS_VARIABLE)
-    if given:
+    named_folder = os.environ.get(DELTA_JARS_VARIABLE)
+    if named_folder:
         raise JarsError(
-            f"{DELTA_JARS_VARIABLE}={given}: no delta-spark*.jar is there; `jstream etl fetch-jars` fills it"
+            f"{DELTA_JARS_VARIABLE}={named_folder}: no delta-spark*.jar is there; `jstream etl fetch-jars` fills it"
         )
     package = delta_package()
     if package is None:

@@ -86,17 +86,17 @@ class Families:
 
     def __init__(self, metrics: Mapping[str, tuple[tuple[str, ...], str]] = METRICS) -> None:
         self._metrics = metrics
-        self._found: dict[str, GaugeMetricFamily] = {}
+        self._families: dict[str, GaugeMetricFamily] = {}
 
     def add(self, name: str, value: float, *labels: str) -> None:
         names, meaning = self._metrics[name]
         assert len(labels) == len(names), (name, labels)
-        if name not in self._found:
-            self._found[name] = GaugeMetricFamily(name, meaning, labels=names)
-        self._found[name].add_metric(labels, value)
+        if name not in self._families:
+            self._families[name] = GaugeMetricFamily(name, meaning, labels=names)
+        self._families[name].add_metric(labels, value)
 
     def __iter__(self) -> Iterator[Metric]:
-        return iter(self._found.values())
+        return iter(self._families.values())
 
 
 class StoreCollector(Collector):
@@ -204,7 +204,7 @@ def _of_replica(replica: Mapping[str, Any], labels: tuple[str, ...]) -> Iterator
 
 
 def _of_consumers(store: Store) -> Iterator[Sample]:
-    for info in consumer_report(store, settle=False):
+    for info in consumer_report(store, reconcile=False):
         labels = (store.id.hex(), str(info["stream_name"]), str(info["name"]))
         yield "jstream_consumer_delivered_sequence", info["delivered"]["stream_seq"], labels
         yield "jstream_consumer_ack_floor", info["ack_floor"]["stream_seq"], labels

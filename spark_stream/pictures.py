@@ -122,10 +122,10 @@ def replica_map_html(drift: Drift | Sequence[Drift]) -> str:
     return "\n".join(replica_map_svg(stream_drift, alone=True) for stream_drift in drifts)
 
 
-def replica_map_page(drifts: Sequence[Drift], title: str = "Drift") -> str:
+def replica_map_page(drifts: Sequence[Drift]) -> str:
     """Return a whole HTML page with the pictures of streams and what their copies disagree on."""
     streams = [{"picture": replica_map_svg(drift), "notes": _notes(drift)} for drift in drifts]
-    return render("drift.html", title=title, streams=streams)
+    return render("drift.html", title="Drift", streams=streams)
 
 
 # --- columns
@@ -150,8 +150,8 @@ def _caption(copy: CopyDrift) -> str:
 
 def _served(drift: Drift) -> str:
     parts = [f"{drift.message_count:,} served"]
-    if unsettled := drift.together.count(State.DIFFERENT):
-        parts.append(f"{unsettled:,} without a majority")
+    if undecided := drift.together.count(State.DIFFERENT):
+        parts.append(f"{undecided:,} without a majority")
     if drift.lost:
         parts.append(f"{len(drift.lost):,} lost")
     return ", ".join(parts)

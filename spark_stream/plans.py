@@ -28,13 +28,13 @@ def place_in(stream: "Stream", text: str, time_of: Callable[[], int]) -> int:
 def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: int | None) -> dict[str, Any]:
     """Return what a reset would do, in the shape of `consumer reset --json`.
 
-    `target`: where the consumer would go on; None: with the first message that is there and was not acknowledged.
+    `target`: where the consumer would resume; None: with the first message that is there and was not acknowledged.
     Raises NotFoundError for a place that the stream does not have.
     """
     from storage_core.errors import NotFoundError
     from storage_core.store.consumers.consumer import where_to_go_on
-    from storage_core.store.consumers.fetching import decision_of
-    from storage_core.store.consumers.lag import wanted
+    from storage_core.store.consumers.filtered import wanted
+    from storage_core.store.consumers.position import decision_of
 
     state, before, info = stream.state(), consumer.state(), consumer.info()
     end = state.next_sequence
@@ -78,12 +78,12 @@ def seconds_until(text: str) -> float:
     return (end_ns - now_ns) / 1e9
 
 
-def what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
+def purge_scope(subject: str | None, up_to: int | None, keep: int | None) -> str:
     """Return what a purge removes, in words."""
-    what = f"messages of subject {subject}" if subject else "messages"
+    messages = f"messages of subject {subject}" if subject else "messages"
     if up_to is not None:
-        return f"the {what} below sequence {up_to}"
-    return f"all but the last {keep} {what}" if keep is not None else f"all {what}"
+        return f"the {messages} below sequence {up_to}"
+    return f"all but the last {keep} {messages}" if keep is not None else f"all {messages}"
 
 
 def purge_frees(plan: "RemovalPlan") -> str:

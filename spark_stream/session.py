@@ -91,11 +91,11 @@ def local_settings(settings: Mapping[str, str], delta: bool = True) -> dict[str,
     """Return the settings of a session on this machine, without those that spark-defaults.conf has."""
     chosen, present = dict(_DEFAULTS), conf_defaults()
     if delta:
-        given = {**present, **settings}
-        is_named = names_delta(given)
+        merged = {**present, **settings}
+        is_named = names_delta(merged)
         jars = [] if is_named else delta_jars()
         if jars:
-            others = [given["spark.jars"]] if "spark.jars" in given else []
+            others = [merged["spark.jars"]] if "spark.jars" in merged else []
             settings = {**settings, "spark.jars": ",".join([*map(str, jars), *others])}
         if is_named or jars:
             chosen |= _DELTA

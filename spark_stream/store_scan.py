@@ -1,4 +1,4 @@
-"""One look at a whole store: what `cluster info`, `stream report` and `consumer report` say, all of one moment."""
+"""One look at a whole store: the JSON of `cluster info`, `stream report` and `consumer report`, all of one moment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def scan_of(store: Store) -> Scan:
             {**stream_summary(stream), "cluster": _labelled(stream_cluster(survey, stream), labels)}
             for stream in by_name(state)
         ],
-        consumers=consumer_report(store, settle=False, state=state),
+        consumers=consumer_report(store, reconcile=False, state=state),
         labels=labels,
         spaces={name: space for name, space in spaces.items() if space is not None},
     )

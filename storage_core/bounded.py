@@ -23,15 +23,15 @@ def pack(value: Any) -> bytes:
     return bytes(msgpack.packb(value, use_bin_type=True))
 
 
-def unpack(data: bytes | memoryview, size_max: int, what: str) -> Any:
+def unpack(data: bytes | memoryview, size_max: int, label: str) -> Any:
     """Return the one value that `data` holds; lists come back as lists.
 
-    Raises CorruptionError naming `what` if there are more than `size_max` bytes, or if they are not exactly one
+    Raises CorruptionError naming `label` if there are more than `size_max` bytes, or if they are not exactly one
     msgpack value with containers no longer than the input.
     """
     size = len(data)
     if size > size_max:
-        raise CorruptionError(f"{what} has {size} bytes, at most {size_max} are allowed")
+        raise CorruptionError(f"{label} has {size} bytes, at most {size_max} are allowed")
     try:
         return msgpack.unpackb(
             data,
@@ -44,7 +44,7 @@ def unpack(data: bytes | memoryview, size_max: int, what: str) -> Any:
             max_ext_len=0,
         )
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise CorruptionError(f"{what} is not valid msgpack: {error}") from error
+        raise CorruptionError(f"{label} is not valid msgpack: {error}") from error
 
 
 class Decoder(Protocol[T_co]):
@@ -53,9 +53,9 @@ class Decoder(Protocol[T_co]):
     def decode(self, data: bytes | msgspec.Raw, /) -> T_co: ...
 
 
-def decode(decoder: Decoder[T_co], data: bytes | msgspec.Raw, what: str) -> T_co:
-    """Return what a decoder makes of `data`; raises CorruptionError naming `what`, also for endless nesting."""
+def decode(decoder: Decoder[T_co], data: bytes | msgspec.Raw, label: str) -> T_co:
+    """Return what a decoder makes of `data`; raises CorruptionError naming `label`, also for endless nesting."""
     try:
         return decoder.decode(data)
     except UNDECODABLE as error:
-        raise CorruptionError(f"{what} of {len(bytes(data))} bytes is not one: {error}") from error
+        raise CorruptionError(f"{label} of {len(bytes(data))} bytes is not one: {error}") from error

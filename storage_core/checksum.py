@@ -7,10 +7,30 @@
 What the content begins with (magic, version), and what a reader does where the checksum is bad, is for each format.
 """
 
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from struct import Struct
 
-from crc32c import crc32c
 
+def _load_crc32c() -> Callable[..., int]:
+    """Return the function of the package's extension module, without the package.
+
+    Its `__init__` looks up its own version in the installed metadata: a tenth of the processor time of `stream ls`.
+    """
+    package = PathFinder.find_spec("crc32c")
+    extension = PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations) if package else None
+    if extension is None or extension.loader is None:
+        from crc32c import crc32c
+
+        return crc32c
+    module = module_from_spec(extension)
+    extension.loader.exec_module(module)
+    function: Callable[..., int] = module.crc32c
+    return function
+
+
+crc32c = _load_crc32c()
 _CRC = Struct("<I")
 CRC_SIZE = _CRC.size
 

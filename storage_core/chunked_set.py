@@ -194,7 +194,7 @@ class ChunkedSet:
     @classmethod
     def decode(cls, encoded: Sequence[bytes]) -> "ChunkedSet":
         """Return the set; raises CorruptionError if these are not its chunks."""
-        chunks = [_Chunk(SequenceSet.decode(one), one) for one in encoded]
+        chunks = [_Chunk(SequenceSet.decode(data), data) for data in encoded]
         if not all(chunk.runs for chunk in chunks):
             raise CorruptionError("a chunk of a sequence set has no runs")
         made = cls._of_chunks(chunks)

@@ -112,7 +112,7 @@ class Rule:
     REMOVED = "removed"  # more copies say that it was removed than have it: nothing is served
     KEPT = "kept"  # some copies say that it was removed; at least as many have it
 
-    SETTLED = (MAJORITY, REMOVED, KEPT)
+    BY_MAJORITY = (MAJORITY, REMOVED, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +127,25 @@ class Conflict:
     rule: str  # of Rule
 
     @property
-    def settled(self) -> bool:
-        """Return whether a majority tells what is right."""
-        return self.rule in Rule.SETTLED
+    def is_decided(self) -> bool:
+        """Return whether a majority says what is right."""
+        return self.rule in Rule.BY_MAJORITY
 
     def describe(self) -> str:
         """Return it as a sentence, for people."""
-        what = f"sequence {self.first}" if self.end == self.first + 1 else f"sequences {self.first} to {self.end - 1}"
+        sequences = (
+            f"sequence {self.first}" if self.end == self.first + 1 else f"sequences {self.first} to {self.end - 1}"
+        )
         sides = [_listed(version) for version in self.versions]
-        told = f"{what}: one content in {', another in '.join(sides)}" if len(sides) > 1 else f"{what}: in {sides[0]}"
+        sentence = (
+            f"{sequences}: one content in {', another in '.join(sides)}"
+            if len(sides) > 1
+            else f"{sequences}: in {sides[0]}"
+        )
         if self.removed:
-            told += f", removed in {_listed(self.removed)}"
+            sentence += f", removed in {_listed(self.removed)}"
         served = "nothing" if self.served is None else f"that of {sides[self.served]}"
-        return f"{told}; served is {served} ({self.rule})"
+        return f"{sentence}; {served} is served ({self.rule})"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -149,7 +155,7 @@ class Conflict:
             "removed": list(self.removed),
             "served": None if self.served is None else list(self.versions[self.served]),
             "rule": self.rule,
-            "settled": self.settled,
+            "decided": self.is_decided,
         }
 
 
@@ -263,7 +269,7 @@ class Drift:
             "messages": self.message_count,
             "first_seq": first,
             "last_seq": end - 1,
-            "lost_ranges": [list(one) for one in self.lost.ranges()],
+            "lost_ranges": [list(run) for run in self.lost.ranges()],
             "copies": [copy.to_json() for copy in self.copies],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "notes": list(self.notes),

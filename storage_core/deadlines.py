@@ -6,6 +6,8 @@ time:
 
     in time          the caller gets what the call returns or raises
     too late         OSError(ETIMEDOUT), which is treated like any other failed disk; the thread stays with its call
+    slower           in an object store, a call of a round that most of the volumes have done (`VolumeCall.is_shared`):
+                     given up sooner, in the same way
     meanwhile        while a call of a volume is overdue, all others on that volume fail at once: no more threads get
                      stuck, of which a volume has a bounded number
     when it returns  the volume is used again as the rules of the store allow; what a late call opened is closed
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from storage_core.files import File, Files, Lock, OsFile, ReadingAhead
+from storage_core.forks import Stage, renew_in_children
 from storage_core.os_errors import UnreachableError
 from storage_core.paths import is_in_object_store
 
@@ -73,10 +76,11 @@ def volume_of(path: Path) -> Path:
 class _Call:
     """One call that a thread of a volume makes."""
 
-    __slots__ = ("call", "done", "error", "is_over", "is_overdue", "result")
+    __slots__ = ("call", "done", "error", "heard", "is_over", "is_overdue", "result")
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.call = call
+    def __init__(self, call: Callable[[], Any], heard: threading.Semaphore | None = None) -> None:
+        """`heard`: released when the call has returned."""
+        self.call, self.heard = call, heard
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = threading.Lock()
@@ -134,21 +138,23 @@ class _Volume:
         """Return what the function returns or raise what it raises, or OSError(ETIMEDOUT)."""
         return self.begin(function, timeout_s)()
 
-    def begin(self, function: Callable[[], T], timeout_s: float) -> Callable[[], T]:
+    def begin(
+        self, function: Callable[[], T], timeout_s: float, heard: threading.Semaphore | None = None
+    ) -> "Callable[[], T] | Begun":
         """Hand the function to a thread; what is returned waits for it as `run` does, and has to be called.
 
-        Raises OSError(ETIMEDOUT) if the volume takes no call now.
+        `heard`: released when the function has returned. Raises OSError(ETIMEDOUT) if the volume takes no call now.
         """
         current = threading.current_thread()
         if isinstance(current, _Worker) and current.volume is self:
             return function  # part of a longer call
-        call = _Call(function)
+        call = _Call(function, heard)
         worker = self._worker(timeout_s)
         if worker is None:
             return function
         worker.call = call
         worker.wake.release()
-        return partial(self._outcome, call, timeout_s, time.monotonic())
+        return Begun(self, call, timeout_s)
 
     def _outcome(self, call: _Call, timeout_s: float, begun_s: float) -> Any:
         """Wait for a call that was handed over at a time of the monotonic clock."""
@@ -267,6 +273,8 @@ class _Volume:
                     logger.warning("%s: its last call has returned", self.path)
                     deferred, self.deferred = self.deferred, []
         call.done.release()
+        if call.heard is not None:
+            call.heard.release()
         if call.is_overdue and hasattr(call.result, "close"):
             _quietly(call.result.close)
         for later in deferred:
@@ -279,6 +287,35 @@ class _Volume:
                 self.deferred.append(call)
                 return
         call()
+
+
+class Begun:
+    """A call that a thread of a volume makes; to call this is to wait for it."""
+
+    __slots__ = ("_call", "_timeout_s", "begun_s", "volume")
+
+    def __init__(self, volume: _Volume, call: _Call, timeout_s: float) -> None:
+        self.volume, self._call, self._timeout_s, self.begun_s = volume, call, timeout_s, time.monotonic()
+
+    def __call__(self) -> Any:
+        return self.volume._outcome(self._call, self._timeout_s, self.begun_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self._call.is_over
+
+    @property
+    def left_s(self) -> float:
+        """Return for how long it may still be waited for."""
+        return 0.0 if self._call.is_over else self.begun_s + self._timeout_s - time.monotonic()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._call.is_over and self._call.error is not None
+
+    def give_up_at(self, end_s: float) -> None:
+        """Wait no longer than up to a time of the monotonic clock."""
+        self._timeout_s = min(self._timeout_s, end_s - self.begun_s)
 
 
 def outcome(call: Callable[[], T]) -> "T | BaseException":
@@ -302,9 +339,9 @@ class DeadlineFiles:
     def __init__(self, inner: Files, timeout_s: float | None = None) -> None:
         self._inner, self._timeout_s = inner, timeout_s
         self._volumes: dict[Path, _Volume] = {}
-        os.register_at_fork(after_in_child=self._renew)
+        renew_in_children(Stage.FILES, self)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         for volume in self._volumes.values():
             volume.renew()
 
@@ -325,8 +362,8 @@ class DeadlineFiles:
     def create(self, path: Path) -> "DeadlineFile":
         return DeadlineFile(self, path, self.run(path, partial(self._inner.create, path)))
 
-    def open(self, path: Path, writable: bool = False) -> "DeadlineFile":
-        return DeadlineFile(self, path, self.run(path, partial(self._inner.open, path, writable)))
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> "DeadlineFile":
+        return DeadlineFile(self, path, self.run(path, partial(self._inner.open, path, writable, size)))
 
     def unlink(self, path: Path) -> None:
         self.run(path, partial(self._inner.unlink, path))
@@ -462,10 +499,12 @@ class VolumeCall(Generic[T]):
     `Environment.parallel` begins all of them before it waits for any.
     """
 
-    __slots__ = ("_call", "_files", "_path")
+    __slots__ = ("_call", "_files", "_path", "is_shared")
 
-    def __init__(self, files: Files, path: Path, call: Callable[[], T]) -> None:
+    def __init__(self, files: Files, path: Path, call: Callable[[], T], is_shared: bool = False) -> None:
+        """`is_shared`: a majority of the volumes is enough for the round, so it waits for no slow one."""
         self._files, self._path, self._call = files, path, call
+        self.is_shared = is_shared and is_in_object_store(path)
 
     def __call__(self) -> T:
         return together(self._files, self._path, self._call)
@@ -475,7 +514,11 @@ class VolumeCall(Generic[T]):
         """Return whether the volume has threads of its own, so that `begin` does not wait for the work."""
         return isinstance(self._files, DeadlineFiles)
 
-    def begin(self) -> Callable[[], T]:
+    @property
+    def volume(self) -> Path:
+        return volume_of(self._path)
+
+    def begin(self, heard: threading.Semaphore | None = None) -> Callable[[], T] | Begun:
         """Hand the work over; what is returned waits for it, and has to be called. Raises OSError(ETIMEDOUT)."""
         assert isinstance(self._files, DeadlineFiles)
-        return self._files.volume(self._path).begin(self._call, self._files.timeout_s)
+        return self._files.volume(self._path).begin(self._call, self._files.timeout_s, heard)

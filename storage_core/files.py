@@ -12,7 +12,6 @@ mode has 02770) for that group, too, 0660 and 02770, whatever the umask. So the 
 everything that any process makes below it; `share_directory` sets it.
 """
 
-import ctypes
 import errno
 import fcntl
 import logging
@@ -20,6 +19,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -95,10 +95,11 @@ class Files(Protocol):
         """Create and open a new file for reading and writing; FileExistsError if the name is taken."""
         ...
 
-    def open(self, path: Path, writable: bool = False) -> File:
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> File:
         """Open a regular file that exists; a link, directory, FIFO or device is refused with OSError.
 
-        For writing, a file with several hard links is refused as well: it is somebody else's, too.
+        For writing, a file with several hard links is refused as well: it is somebody else's, too. `size`: the bytes
+        that it should have, where they are known: a small object comes with its opening.
         """
         ...
 
@@ -216,9 +217,12 @@ class OsFile:
         A later `sync` waits for less. Does nothing where the operating system cannot be asked. Raises OSError if the
         disk refuses what it was given.
         """
-        if _sync_file_range is None:
+        sync_file_range = _find_sync_file_range()
+        if sync_file_range is None:
             return
-        if _sync_file_range(self._descriptor, offset_bytes, size, _SYNC_FILE_RANGE_WRITE):
+        if sync_file_range(self._descriptor, offset_bytes, size, _SYNC_FILE_RANGE_WRITE):
+            import ctypes
+
             code = ctypes.get_errno()
             if code not in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):  # file systems that do not know how
                 raise OSError(code, os.strerror(code), str(self.path))
@@ -289,7 +293,7 @@ class OsFiles:
     def create(self, path: Path) -> OsFile:
         return OsFile(path, *_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
-    def open(self, path: Path, writable: bool = False) -> OsFile:
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> OsFile:
         return OsFile(path, *_open(path, os.O_RDWR if writable else os.O_RDONLY))
 
     def unlink(self, path: Path) -> None:
@@ -378,17 +382,17 @@ _READS_CACHED: int = getattr(os, "RWF_NOWAIT", 0)  # Linux
 _SYNC_FILE_RANGE_WRITE = 2  # Source: linux/fs.h
 
 
+@cache
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
     """Return sync_file_range of the C library, which Python does not have; None where there is none (Linux has it)."""
+    import ctypes
+
     try:
-        found = ctypes.CDLL(None, use_errno=True).sync_file_range
+        function = ctypes.CDLL(None, use_errno=True).sync_file_range
     except (AttributeError, OSError):
         return None
-    found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return found
-
-
-_sync_file_range = _find_sync_file_range()
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
 
 
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync leaves it in the disk's cache

@@ -6,8 +6,6 @@ notebook is; where its viewer takes styles away, a plain table is left.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from html import escape
-from importlib import resources
 from typing import Any
 
 ROW_COUNT_MAX = 20  # of a long list
@@ -50,7 +48,15 @@ class Html(str):
 @cache
 def stylesheet() -> str:
     """Return `look.css`: the colours of everything that is drawn, and of charts."""
+    from importlib import resources
+
     return resources.files("storage_core").joinpath("look.css").read_text("utf-8")
+
+
+def escape(text: str) -> str:
+    from html import escape  # every command imports this module, and few show anything to a notebook
+
+    return escape(text)
 
 
 def facts(title: str, rows: Sequence[tuple[str, str | Iterable[str]]]) -> str:

@@ -16,10 +16,11 @@ it serves; only then there is nothing to raise.
 import errno
 import os
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 
 from storage_core import access
-from storage_core.errors import ProcessError
+from storage_core.errors import NoQuorumError, ProcessError
 from storage_core.paths import is_in_object_store
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -98,6 +99,19 @@ def of_process(error: BaseException, where: object = "") -> ProcessError:
     return ProcessError(str(file), code, _advice(code, str(file)))
 
 
+def too_few(error: NoQuorumError, refusals: Iterable[ProcessError | None]) -> NoQuorumError | ProcessError:
+    """Return what to raise where volumes are missing for a majority: `error`, which says how many, or a refusal.
+
+    `refusals`: why this process may not use a volume that is missing; None where that is not the reason. If without
+    them there would be a majority, as when credentials have expired, nothing is lost: one of them says what to do.
+    """
+    assert error.available is not None and error.needed is not None
+    refused = [refusal for refusal in refusals if refusal is not None]
+    if not refused or error.available + len(refused) < error.needed:
+        return error
+    return ProcessError(*refused[0].args)
+
+
 def _advice(code: int, file: str) -> str:
     if code == errno.EMFILE:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -110,8 +124,8 @@ def _advice(code: int, file: str) -> str:
         soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         return f"its limit for the size of a file is {soft} bytes; raise it with `ulimit -f`"
     if code in RIGHTS:
-        told = access.refusal(Path(file)) if file else ""
-        return told or f"it runs as user {os.geteuid()}; give that user the right to, or run it as the store's owner"
+        advice = access.refusal(Path(file)) if file else ""
+        return advice or f"it runs as user {os.geteuid()}; give that user the right to, or run it as the store's owner"
     if code == errno.ESTALE:
         return "the network mount was changed under it: try again, or mount it anew"
     return "try again"

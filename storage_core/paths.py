@@ -52,25 +52,26 @@ def real_place(path: "str | os.PathLike[str]") -> Path:
     return place(path) if is_in_object_store(path) else Path(os.path.realpath(path))
 
 
-def volume_path(path: str, what: str) -> str:
+def volume_path(path: str, label: str) -> str:
     """Return the absolute path of a volume, or its address in an object store. Raises ValueError as `local_path`."""
-    return str(place(path)) if is_in_object_store(path) else local_path(path, what)
+    return str(place(path)) if is_in_object_store(path) else local_path(path, label)
 
 
-def local_path(path: str, what: str) -> str:
+def local_path(path: str, label: str) -> str:
     """Return the absolute path; relative ones are resolved where this runs.
 
-    Raises ValueError, which begins with `what`, for a NUL character and for a URI of anything but a local file.
+    Raises ValueError, which begins with `label`, for a NUL character and for a URI of anything but a local file.
     """
     if "\0" in path:
-        raise ValueError(f"{what}: {path!r} holds a NUL character")
+        raise ValueError(f"{label}: {path!r} holds a NUL character")
     scheme = _SCHEME.match(path)
     if scheme and scheme[1].lower() == "file":
         path = _FILE_PREFIX.sub("", path, count=1)
     elif scheme:
         raise ValueError(
-            f"{what}: {path!r} is not a local path; a volume is a folder that the driver and every executor see at "
-            "the same path, or a place in an object store: s3://bucket/prefix, gs://, az:// or abfss://"
+            f"{label}: {path!r} is not a local path; a volume is a folder that the driver and every executor see at "
+            "the same path, or a place in an object store: s3://bucket/prefix, gs://, az:// or abfss://; HDFS and DBFS "
+            "hold no volumes"
         )
     return os.path.abspath(os.path.expanduser(path))
 
@@ -80,19 +81,19 @@ def resolve_paths(paths: Paths) -> list[Path]:
 
     Raises ValueError for none, one twice, and what is no local path.
     """
-    given = _listed(paths)
-    if not given or not all(one.strip() for one in given):
+    texts = _listed(paths)
+    if not texts or not all(text.strip() for text in texts):
         raise ValueError(f"path: {paths!r} names no volume")
-    resolved = [place(volume_path(one, "path")) for one in given]
+    resolved = [place(volume_path(text, "path")) for text in texts]
     for position, path in enumerate(resolved):
         if isinstance(path, ObjectPath) and not path.bucket.partition("://")[2]:
-            raise ValueError(f"path: {given[position]!r} names no bucket; volumes are like s3://bucket/prefix")
+            raise ValueError(f"path: {texts[position]!r} names no bucket; volumes are like s3://bucket/prefix")
     if len({is_in_object_store(path) for path in resolved}) > 1:
         raise ValueError(f"path: {', '.join(map(str, resolved))}: all volumes of a store are of one kind")
     for position, path in enumerate(resolved):
         for earlier in resolved[:position]:
             if real_place(earlier) == real_place(path):
-                raise ValueError(f"path: {given[position]!r} is given twice")
+                raise ValueError(f"path: {texts[position]!r} is given twice")
     return resolved
 
 
@@ -104,7 +105,7 @@ def _listed(paths: object) -> list[str]:
     for text in texts:
         if not isinstance(text, str):
             raise ValueError(f"path: {paths!r} is neither a path nor a list of paths")
-    return [one for one in texts if isinstance(one, str)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def check_apart(paths: Sequence[Path]) -> Sequence[Path]:

@@ -66,9 +66,9 @@ def format_duration(nanoseconds: int) -> str:
     """Return the duration in the largest units that are exact, for example `1h30m`."""
     if nanoseconds <= 0:
         return "0s"
-    parts, rest = [], nanoseconds
+    parts, remainder = [], nanoseconds
     for unit in ("d", "h", "m", "s", "ms", "us", "ns"):
-        count, rest = divmod(rest, _UNITS_NS[unit])
+        count, remainder = divmod(remainder, _UNITS_NS[unit])
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts)
@@ -76,10 +76,10 @@ def format_duration(nanoseconds: int) -> str:
 
 def parse_size(text: str, name: str) -> int:
     """Return bytes, from 0 on."""
-    found = _SIZE.fullmatch(text.strip().lower())
-    if found is not None and (found[2] or found[1].isdigit()):  # there are no parts of a byte
-        unit = 1 << 10 * _SIZE_POWER[found[2]]
-        size = int(found[1]) * unit if found[1].isdigit() else round(float(found[1]) * unit)
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is not None and (match[2] or match[1].isdigit()):  # there are no parts of a byte
+        unit = 1 << 10 * _SIZE_POWER[match[2]]
+        size = int(match[1]) * unit if match[1].isdigit() else round(float(match[1]) * unit)
         if size <= SIZE_MAX:
             return size
     raise ValueError(f"{name}: {text!r} is not a number of bytes; valid ones are like 1048576, 512k, 64MB or 1.5GiB")
@@ -91,9 +91,9 @@ def looks_like_time(text: str) -> bool:
 
 def parse_time_ns(text: object, name: str) -> int:
     """Return nanoseconds since 1970, UTC."""
-    found = _TIME.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is not None:
-        date, clock, fraction, zone = found[1], found[2] or "00:00", found[3] or "", found[4] or "+00:00"
+    match = _TIME.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is not None:
+        date, clock, fraction, zone = match[1], match[2] or "00:00", match[3] or "", match[4] or "+00:00"
         zone = "+00:00" if zone in "Zz" else zone if ":" in zone else f"{zone[:3]}:{zone[3:] or '00'}"
         try:
             moment = datetime.fromisoformat(f"{date}T{clock if len(clock) > 5 else clock + ':00'}{zone}")

@@ -6,17 +6,14 @@ sequences is about a bitmap's size. Set operations are vectorised, and only runs
 others are shared or copied.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator
-from struct import Struct
 
 import numpy as np
 
+from storage_core.deflated import deflate, inflate
 from storage_core.errors import CorruptionError
 
-_HEADER = Struct("<I")  # run count
 SEQUENCE_MAX = 2**63 - 2  # the end of the last run, one above it, has to be an int64
-RUN_COUNT_MAX = 1 << 24  # bounds what a damaged count can make us allocate: 256 MiB of runs
 
 
 class SequenceSet:
@@ -201,23 +198,12 @@ class SequenceSet:
         """Return run count (u32), then deflated int64 pairs: distance to the last end, length."""
         gaps = self.starts - np.concatenate(([0], self.ends[:-1])) if self else self.starts
         pairs = np.stack((gaps, self.ends - self.starts), axis=1).astype("<i8") if self else self.starts
-        return _HEADER.pack(len(self.starts)) + zlib.compress(pairs.tobytes(), 1)
+        return deflate(len(self.starts), pairs.tobytes())
 
     @classmethod
     def decode(cls, encoded: bytes | memoryview) -> "SequenceSet":
         """Return the set; raises CorruptionError if the bytes are not one. Never inflates beyond what it declares."""
-        if len(encoded) < _HEADER.size:
-            raise CorruptionError(f"sequence set of {len(encoded)} bytes is too short")
-        (run_count,) = _HEADER.unpack_from(encoded)
-        if run_count > RUN_COUNT_MAX:
-            raise CorruptionError(f"sequence set declares {run_count} runs, at most {RUN_COUNT_MAX} are allowed")
-        inflate = zlib.decompressobj()
-        try:
-            raw = inflate.decompress(bytes(encoded[_HEADER.size :]), run_count * 16 + 1)
-        except zlib.error as error:
-            raise CorruptionError(f"sequence set does not inflate: {error}") from error
-        if len(raw) != run_count * 16 or not inflate.eof or inflate.unused_data:
-            raise CorruptionError(f"sequence set of {run_count} runs inflates to {len(raw)} bytes")
+        run_count, raw = inflate(encoded, 16, "sequence set")
         pairs = np.frombuffer(raw, "<i8").reshape(-1, 2)
         if run_count and ((pairs[:, 1] <= 0).any() or (pairs[1:, 0] <= 0).any()):
             raise CorruptionError("sequence set has runs that are empty, overlap or touch")

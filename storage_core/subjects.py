@@ -43,9 +43,9 @@ def matches(subject_filter: str, subject: str) -> bool:
     return len(want) == len(have)
 
 
-def filters_overlap(one: str, other: str) -> bool:
+def filters_overlap(left_filter: str, right_filter: str) -> bool:
     """Return whether some literal subject is taken by both filters."""
-    left, right = one.split("."), other.split(".")
+    left, right = left_filter.split("."), right_filter.split(".")
     for position in range(max(len(left), len(right))):
         a = left[position] if position < len(left) else None
         b = right[position] if position < len(right) else None

@@ -53,6 +53,9 @@ def set_environment() -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = name
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Images of containers set this. Each of the thousand processes that tests start would compile all of jstream.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # A shell that runs the tests in the background has them ignore Ctrl-C, and so what they start would.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,7 +3,7 @@
 What is in a fence says who runs it; a block that nobody runs stands in NOT_RUN, with the reason and with what is
 checked of it instead.
 
-    python      here: all of a page, in order, in one process, in a folder of its own
+    python      here: all of a page, in order, with a session of its own, in a folder that is empty
     sh          here: after the page's Python, by bash, in the same folder. Each line must end with 0, or with the exit
                 code that its comment ends with
     text        here: what the page's Python prints, in this order
@@ -84,11 +84,65 @@ def runs_here(page: Path) -> bool:
     return bool(blocks(page, "python")) or (page.name not in OF_PIPELINES and bool(blocks(page, "sh")))
 
 
+class Examples:
+    """A process that runs the Python of one page after another in one folder, each with a session of its own.
+
+    They share its JVM, which takes far longer to start and to warm up than any page takes to run.
+    """
+
+    PROGRAM = """
+import runpy, sys
+from pyspark.sql import SparkSession
+
+for script in map(str.rstrip, sys.stdin):
+    runpy.run_path(script, run_name="__main__")
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+    print("\\nEND OF THE PAGE", flush=True)
+"""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._errors = place.with_suffix(".stderr")
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, script: Path) -> str:
+        """Return what the script prints on stdout."""
+        if self._process is None or self._process.poll() is not None:  # else the page before this one has failed
+            with self._errors.open("w") as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", self.PROGRAM], cwd=self.place, env=environment(self.place), text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(script, file=self._process.stdin, flush=True)
+        printed = ""
+        for line in self._process.stdout:
+            if line == "END OF THE PAGE\n":
+                return printed
+            printed += line
+        self._process.wait(60)
+        raise AssertionError(printed[-3000:] + self._errors.read_text()[-3000:])
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examples]:
+    made = Examples(tmp_path_factory.mktemp("examples"))
+    yield made
+    made.close()
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("page", [page for page in PAGES if runs_here(page)], ids=page_name)
-def test_examples_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
+def test_examples_of_a_page_run_in_order(page: Path, examples: Examples, tmp_path: Path) -> None:
+    place = examples.place
+    for left in place.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     text = page.read_text()
     for name, store in SERVERS.items():
         if re.search(rf"\b{name}\b", text):
@@ -96,7 +150,7 @@ def test_examples_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
     if python := blocks(page, "python"):
         script = tmp_path / "examples.py"
         script.write_text("\n".join(python))
-        printed, at = run([sys.executable, str(script)], place), 0
+        printed, at = examples.run(script), 0
         for shown in blocks(page, "text"):
             assert shown in printed[at:], f"{page_name(page)}: not printed:\n{shown}\nbut:\n{printed[at:]}"
             at = printed.index(shown, at) + len(shown)
@@ -106,15 +160,19 @@ def test_examples_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
         run(["bash", str(script)], place)
 
 
-def run(command: list[str], place: Path) -> str:
-    """Return what the command prints on stdout."""
+def environment(place: Path) -> dict[str, str]:
     # What runs here runs once: a JVM that compiles quickly is better than one that compiles well.
-    environment = {**os.environ, "MPLBACKEND": "agg", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
-    environment.pop("JSTREAM_STORE", None)
-    environment["XDG_CONFIG_HOME"] = str(place / ".config")  # where `jstream context` keeps its names
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    made = {**os.environ, "MPLBACKEND": "agg", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
+    made.pop("JSTREAM_STORE", None)
+    made["XDG_CONFIG_HOME"] = str(place / ".config")  # where `jstream context` keeps its names
+    return made
+
+
+def run(command: list[str], place: Path) -> None:
+    done = subprocess.run(
+        command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 def test_pipeline_files_of_the_pages_are_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

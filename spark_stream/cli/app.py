@@ -3,13 +3,14 @@
 import os
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from spark_stream.cli.failures import ClosedStdout, RootGroup
+from spark_stream.cli.failures import ClosedStdout, RootGroup, VerbGroup
 from spark_stream.cli.options import GroupStoreOption, remember_store
 from spark_stream.cli.storage_options import OPTION, keep_storage_options
 from spark_stream.look.terminal import Warnings, write
@@ -27,14 +28,18 @@ class Command:
     def load(self) -> Any:
         """Return it as the parser of the command line wants it."""
         module, _, attribute = self.place.partition(":")
-        for other in filter(None, [self.beside]):
-            import_module(f"{__package__}.{other}")
+        if self.beside:
+            import_module(f"{__package__}.{self.beside}")
         target: typer.Typer | Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), attribute)
         alone = typer.Typer(rich_markup_mode=None, add_completion=False)
         if isinstance(target, typer.Typer):
-            alone.add_typer(target, name=self.name, help=self.help)
-            group: Any = typer.main.get_command(alone)
-            return group.commands[self.name]
+            empty = copy(target)
+            empty.registered_commands = []
+            alone.add_typer(empty, name=self.name, help=self.help)
+            root: Any = typer.main.get_command(alone)
+            group: VerbGroup = root.commands[self.name]
+            group.take_verbs(target.registered_commands)
+            return group
         alone.command(self.name)(target)
         return typer.main.get_command(alone)
 
@@ -67,7 +72,7 @@ PANELS = {
         Command("block", "block:app", "Look into block files."),
     ],
     "Backups, and stores of other servers": [
-        Command("backup", "backup:backup", "Make a backup, or go on with one."),
+        Command("backup", "backup:backup", "Make a backup, or resume one."),
         Command("restore", "backup:restore", "Make a store, or streams, of a backup."),
         Command("import", "import_:app", "Import streams of another server's store."),
     ],
@@ -122,10 +127,10 @@ def print_version(wanted: bool) -> None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("pyspark-jstream")
+        installed = version("pyspark-jstream")
     except PackageNotFoundError:
-        found = "(not installed: run from its source)"
-    write(f"jstream {found}\n")
+        installed = "(not installed: run from its source)"
+    write(f"jstream {installed}\n")
     raise typer.Exit
 
 

@@ -52,30 +52,30 @@ def apply(
     if execute and delete:
         require_consent_possible("apply --delete", force)
     with open_store(volumes, take_over=take_over and execute) as opened:
-        found = plan(opened, wanted, delete)
-        if json and (found.conflicts or not execute):
-            print_json(_as_json(found, False))
+        planned = plan(opened, wanted, delete)
+        if json and (planned.conflicts or not execute):
+            print_json(_as_json(planned, False))
         elif not json:
-            _print_plan(found)
-        if found.conflicts:
-            raise CommandFailed(f"{counted(len(found.conflicts), 'conflict')} with what is there; nothing was done")
+            _print_plan(planned)
+        if planned.conflicts:
+            raise CommandFailed(f"{counted(len(planned.conflicts), 'conflict')} with what is there; nothing was done")
         if not execute:
-            say("nothing was done: --execute does it" if found.actions else "nothing to do")
+            say("nothing was done: --execute does it" if planned.actions else "nothing to do")
             return
-        losses = [_name(one) for one in found.actions if one.kind == DELETE]
+        losses = [_name(action) for action in planned.actions if action.kind == DELETE]
         if losses:
             ask_consent(f"Delete {', '.join(losses)} with all that is in there?", force)
         done = 0
         try:
-            for action in found.actions:
+            for action in planned.actions:
                 carry_out(opened, wanted, action)
                 done += 1
         finally:
             if json:
-                print_json(_as_json(found, done == len(found.actions)))
-            if 0 < done < len(found.actions):
-                say(f"{done} of {counted(len(found.actions), 'change')} were made before that failed:")
-        say(f"done: {counted(len(found.actions), 'change')}" if found.actions else "nothing to do")
+                print_json(_as_json(planned, done == len(planned.actions)))
+            if 0 < done < len(planned.actions):
+                say(f"{done} of {counted(len(planned.actions), 'change')} were made before that failed:")
+        say(f"done: {counted(len(planned.actions), 'change')}" if planned.actions else "nothing to do")
 
 
 def _as_json(plan: "Plan", executed: bool) -> dict[str, object]:
@@ -94,9 +94,9 @@ def _print_plan(plan: "Plan") -> None:
             shown = show_value(key, after)
             change = shown if action.kind == "make" else f"{show_value(key, before)} -> {shown}"
             lines.append(f"            {key}: {change}")
-    deleted = {_name(one) for one in plan.actions if one.kind == "delete"}
+    deleted = {_name(action) for action in plan.actions if action.kind == "delete"}
     lines += [
-        f"keep      {one}, which the file does not name" for one in map(_spelled, plan.unnamed) if one not in deleted
+        f"keep      {name}, which the file does not name" for name in map(_spelled, plan.unnamed) if name not in deleted
     ]
     print_lines(lines)
 

@@ -36,13 +36,13 @@ def backup(
     The store may be written meanwhile: what comes after the beginning is not in it.
     """
     with open_store(store) as opened, progress_bar("blocks") as progress:
-        found = opened.backup(directory, streams or None, progress)
+        report = opened.backup(directory, streams or None, progress)
     if json:
-        print_json(found)
+        print_json(report)
         return
-    _print_streams(found)
-    copied = f"{counted(found['blocks'], 'block')}, {found['copied']} copied now"
-    say(f"backed up to {directory}, as of entry {found['index']} of the metadata log: {copied}")
+    _print_streams(report)
+    copied = f"{counted(report['blocks'], 'block')}, {report['copied']} copied now"
+    say(f"backed up to {directory}, as of entry {report['index']} of the metadata log: {copied}")
 
 
 def restore(
@@ -73,20 +73,20 @@ def restore(
     require_consent_possible("restore", force)
     if streams:
         names = dict(zip(streams, as_names or streams, strict=True))
-        found = _restore_streams(directory, names, resolve_store(context, store), force, take_over)
+        report = _restore_streams(directory, names, resolve_store(context, store), force, take_over)
     else:
-        found = _restore_store(directory, paths, force)
+        report = _restore_store(directory, paths, force)
     if json:
-        print_json(found)
+        print_json(report)
         return
-    _print_streams(found)
-    for one in found["streams"]:
-        if one["num_replicas"] != one["num_replicas_before"]:
-            replicas = f"{one['num_replicas']} of the {one['num_replicas_before']} replicas it had"
-            say(f"stream {one['name']} has {replicas}: the store has no more volumes")
-    if found.get("finished"):
+    _print_streams(report)
+    for stream in report["streams"]:
+        if stream["num_replicas"] != stream["num_replicas_before"]:
+            replicas = f"{stream['num_replicas']} of the {stream['num_replicas_before']} replicas it had"
+            say(f"stream {stream['name']} has {replicas}: the store has no more volumes")
+    if report.get("finished"):
         say("a restore that was interrupted has been finished")
-    say(f"restored from {directory}, made at {found['time']}")
+    say(f"restored from {directory}, made at {report['time']}")
 
 
 def _check_words(
@@ -112,9 +112,11 @@ def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str,
     from storage_core.store.environment import reaching
 
     env = reaching(storage_options())
-    found = describe(open_backup(directory, env))
-    told = f"{counted(len(found['streams']), 'stream')} in {counted(found['blocks'], 'block')}"
-    ask_consent(f"Restore store {found['store_id']} as of {found['time']} ({told}) onto {', '.join(volumes)}?", force)
+    described = describe(open_backup(directory, env))
+    size = f"{counted(len(described['streams']), 'stream')} in {counted(described['blocks'], 'block')}"
+    ask_consent(
+        f"Restore store {described['store_id']} as of {described['time']} ({size}) onto {', '.join(volumes)}?", force
+    )
     with progress_bar("blocks") as progress:
         return restore_store(directory, volumes, progress, env).report
 
@@ -126,18 +128,18 @@ def _restore_streams(
     from storage_core.store.environment import REAL
 
     messages = sum(stream.message_count for stream in selected(open_backup(directory, REAL), list(names)))
-    told = ", ".join(old if old == new else f"{old} as {new}" for old, new in names.items())
-    ask_consent(f"Restore {told} ({counted(messages, 'message')}) into {volumes}?", force)
+    shown = ", ".join(old if old == new else f"{old} as {new}" for old, new in names.items())
+    ask_consent(f"Restore {shown} ({counted(messages, 'message')}) into {volumes}?", force)
     with open_store(volumes, take_over=take_over) as opened, progress_bar("blocks") as progress:
         return opened.restore_streams(directory, list(names), names, progress)
 
 
-def _print_streams(found: dict[str, Any]) -> None:
+def _print_streams(report: dict[str, Any]) -> None:
     rows = [
         [
-            one["name"], one["messages"], show_size(one["bytes"]), one["first_seq"], one["last_seq"], one["blocks"],
-            one["num_replicas"],
+            stream["name"], stream["messages"], show_size(stream["bytes"]), stream["first_seq"],
+            stream["last_seq"], stream["blocks"], stream["num_replicas"],
         ]
-        for one in found["streams"]
+        for stream in report["streams"]
     ]  # fmt: skip
     print_table(_COLUMNS, rows, "Streams")

@@ -54,7 +54,7 @@ def print_messages(file: "File", style: Style) -> list[str]:
     from storage_core.block.request import FrameRequest
 
     damage: list[str] = []
-    request = FrameRequest(columns=PRINTED_COLUMNS, first_sequence=0, on_damage=lambda found: damage.append(str(found)))
+    request = FrameRequest(columns=PRINTED_COLUMNS, first_sequence=0, on_damage=lambda frame: damage.append(str(frame)))
     for batch in BlockReader.open(file).read(request):
         print_batch(batch, style)
     return damage

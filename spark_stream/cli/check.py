@@ -79,7 +79,7 @@ def _text(problem: "Problem") -> str:
 
 
 def _line(problem: "Problem") -> str:
-    remedy = f"; `{join(('jstream', *problem.command))}` is for that" if problem.command else ""
+    remedy = f"; run `{join(('jstream', *problem.command))}`" if problem.command else ""
     return f"{problem.level.name}: {problem.about}: {_text(problem)}{remedy}"
 
 

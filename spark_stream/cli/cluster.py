@@ -54,8 +54,8 @@ def info(watch: WatchOption = None, store: StoreOption = "", json: JsonOption = 
 
 def _show_info(store: str, json: bool) -> None:
     with open_store(store, warns=False) as opened:
-        found, labels = opened.cluster_info(), volume_labels(opened)
-    _print_info(found, labels, json)
+        cluster, labels = opened.cluster_info(), volume_labels(opened)
+    _print_info(cluster, labels, json)
 
 
 @app.command("step-down")
@@ -66,9 +66,9 @@ def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: 
     """
     with open_store(store, take_over=take_over, warns=False) as opened:
         opened.step_down()
-        found, labels = opened.cluster_info(), volume_labels(opened)
-    say(f"volume {labels.get(found['leader'], found['leader'])} leads in term {found['term']}")
-    _print_info(found, labels, json)
+        cluster, labels = opened.cluster_info(), volume_labels(opened)
+    say(f"volume {labels.get(cluster['leader'], cluster['leader'])} leads in term {cluster['term']}")
+    _print_info(cluster, labels, json)
 
 
 @volume_app.command("add")
@@ -81,9 +81,9 @@ def add(
     """Add volumes: two at a time, so that their number stays odd. They vote once they have caught up."""
     with open_store(store, take_over=take_over, warns=False) as opened:
         opened.add_volumes(_split(paths))
-        found, labels = opened.cluster_info(), volume_labels(opened)
+        cluster, labels = opened.cluster_info(), volume_labels(opened)
     say(f"{counted(len(_split(paths)), 'volume')} added")
-    _print_info(found, labels, json)
+    _print_info(cluster, labels, json)
 
 
 @volume_app.command("remove")
@@ -100,13 +100,13 @@ def remove(
     """Remove volumes: two at a time, so that their number stays odd. Their files are left where they are."""
     require_consent_possible("cluster volume remove", force)
     with open_store(store, take_over=take_over, warns=False) as opened:
-        names = [resolve_volume(opened, one) for one in _split(volumes)]
+        names = [resolve_volume(opened, volume) for volume in _split(volumes)]
         shown = ", ".join(volume_labels(opened)[name] for name in names)
         ask_consent(f"Remove {counted(len(names), 'volume')} from the store: {shown}?", force)
         opened.remove_volumes(names)
-        found, labels = opened.cluster_info(), volume_labels(opened)
+        cluster, labels = opened.cluster_info(), volume_labels(opened)
     say(f"{counted(len(names), 'volume')} removed")
-    _print_info(found, labels, json)
+    _print_info(cluster, labels, json)
 
 
 @volume_app.command("replace")
@@ -122,25 +122,25 @@ def replace(
         name = resolve_volume(opened, volume)
         label = volume_labels(opened)[name]
         opened.replace_volume(name, path)
-        found, labels = opened.cluster_info(), volume_labels(opened)
+        cluster, labels = opened.cluster_info(), volume_labels(opened)
     say(f"volume {label} was replaced by {path}")
-    _print_info(found, labels, json)
+    _print_info(cluster, labels, json)
 
 
 def resolve_volume(store: "Store", text: str) -> str:
     """Return the name of the volume that a path, a name or its first letters mean."""
     volumes = store.volumes()
     at = os.path.realpath(os.path.expanduser(text))
-    found = [volume.name for volume in volumes if volume.name == text.lower() or os.path.realpath(volume.path) == at]
-    if not found:
-        found = [name for name, label in volume_labels(store).items() if label == text]
-    if not found and len(text) >= _NAME_SIZE_MIN:
-        found = [volume.name for volume in volumes if volume.name.startswith(text.lower())]
-    if len(found) != 1:
-        there = ", ".join(f"{volume.name} ({volume.path})" for volume in volumes)
-        what = f"{text} may be any of {', '.join(found)}" if found else f"no volume {text} in this store"
-        raise CommandFailed(f"{what}; there are {there}")
-    return found[0]
+    names = [volume.name for volume in volumes if volume.name == text.lower() or os.path.realpath(volume.path) == at]
+    if not names:
+        names = [name for name, label in volume_labels(store).items() if label == text]
+    if not names and len(text) >= _NAME_SIZE_MIN:
+        names = [volume.name for volume in volumes if volume.name.startswith(text.lower())]
+    if len(names) != 1:
+        known = ", ".join(f"{volume.name} ({volume.path})" for volume in volumes)
+        problem = f"{text} may be any of {', '.join(names)}" if names else f"no volume {text} in this store"
+        raise CommandFailed(f"{problem}; there are {known}")
+    return names[0]
 
 
 def _split(texts: list[str]) -> list[str]:
@@ -181,7 +181,8 @@ def _print_tables(info: dict[str, Any], labels: Mapping[str, str]) -> None:
 def _freed(deletes: dict[str, Any]) -> str:
     if not deletes["blocks"]:
         return "none"
-    return f"{deletes['blocks']}, by maintenance from {deletes['freed_from']} on, all by {deletes['freed_by']}"
+    first, last = deletes["freed_from"], deletes["freed_by"]
+    return f"{deletes['blocks']}, by maintenance from {first} on" + (f", all from {last} on" if last != first else "")
 
 
 def _row(volume: dict[str, Any]) -> list[Any]:

@@ -86,17 +86,19 @@ def list_consumers(
     json: JsonOption = False,
 ) -> None:
     """List the consumers of a stream."""
+    from storage_core.store.consumers.position import position_in
+
     with open_store(store) as opened:
-        opened_stream = opened.stream(stream)
-        found = opened_stream.consumers()
+        state = opened.stream_state(stream)
+        consumers = sorted(consumer.name for consumer in state.consumers.values())
         if json:
-            print_json(found)
+            print_json(consumers)
         elif names:
-            print_lines(found)
-        elif not found:
+            print_lines(consumers)
+        elif not consumers:
             say(f"stream {stream} has no consumers")
         else:
-            rows = [_row(opened_stream.consumer(one).info()) for one in found]
+            rows = [_row(position_in(opened, state, consumer).reconciled_info()) for consumer in consumers]
             columns = ("name", "filter", "ack", "delivered", "ack floor", "ack pending", "pending", "description")
             print_table(columns, rows, f"Consumers of {stream}")
 
@@ -104,9 +106,11 @@ def list_consumers(
 @app.command("info")
 def info(stream: StreamArgument, name: ConsumerArgument, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show one consumer: configuration, state, what happened to it."""
+    from storage_core.store.consumers.position import position_in
+
     with open_store(store) as opened:
-        found = opened.stream(stream).consumer(name).info()
-    _print_info(found, json)
+        described = position_in(opened, opened.stream_state(stream), name).reconciled_info()
+    _print_info(described, json)
 
 
 @app.command("report")
@@ -126,17 +130,19 @@ def _show_report(stream: str | None, store: str, json: bool) -> None:
     from storage_core.store.consumers.lag import consumer_report
 
     with open_store(store) as opened:
-        found = consumer_report(opened, None if stream is None else [stream])
+        consumers = consumer_report(opened, None if stream is None else [stream])
     if json:
-        print_json(found)
+        print_json(consumers)
         return
-    if not found:
+    if not consumers:
         say("no consumers" if stream is None else f"stream {stream} has no consumers")
         return
-    print_table(REPORT_COLUMNS, [_report_row(one) for one in found], "Consumers")
-    for one in found:
-        if one["problem"]:
-            say(f"consumer {one['name']} of stream {one['stream_name']} does not go on: {one['problem']}")
+    print_table(REPORT_COLUMNS, [_report_row(consumer) for consumer in consumers], "Consumers")
+    for consumer in consumers:
+        if consumer["problem"]:
+            say(
+                f"consumer {consumer['name']} of stream {consumer['stream_name']} does not go on: {consumer['problem']}"
+            )
 
 
 @app.command("rm")
@@ -171,10 +177,10 @@ def pause(
     with open_store(store, take_over=take_over) as opened:
         consumer = opened.stream(stream).consumer(name)
         consumer.pause(seconds_until(until))
-        found = consumer.info()
-    say(f"consumer {name} of stream {stream} is paused for {_show_span(found['pause_remaining'] / 1e9)}")
+        described = consumer.info()
+    say(f"consumer {name} of stream {stream} is paused for {_show_span(described['pause_remaining'] / 1e9)}")
     if json:
-        print_json(found)
+        print_json(described)
 
 
 @app.command("resume")
@@ -190,10 +196,10 @@ def resume(
     with open_store(store, take_over=take_over) as opened:
         consumer = opened.stream(stream).consumer(name)
         consumer.resume()
-        found = consumer.info()
+        described = consumer.info()
     say(f"consumer {name} of stream {stream} hands out messages")
     if json:
-        print_json(found)
+        print_json(described)
 
 
 def _row(info: dict[str, Any]) -> list[Any]:
@@ -237,7 +243,7 @@ def _show_span(seconds: float) -> str:
         count, whole = divmod(whole, size)
         if count or shown:
             shown.append(f"{count}{unit}")
-    return "".join(one for one in shown[:2] if not one.startswith("0"))
+    return "".join(part for part in shown[:2] if not part.startswith("0"))
 
 
 def _print_info(info: dict[str, Any], json: bool) -> None:

@@ -51,7 +51,7 @@ def next_messages(
             if ack and consumer.config.ack_policy != "none":
                 consumer.ack(table.column("sequence"))
             got += table.num_rows
-            again += sum(one > 1 for one in table.column("delivery_count").to_pylist())
+            again += sum(delivery_count > 1 for delivery_count in table.column("delivery_count").to_pylist())
         info = consumer.info()
     for event in info["events"][before:]:
         say(f"{event['kind']} {event['before'] or ''}: {event['reason']}")
@@ -105,11 +105,11 @@ def _stretches(sequences: list[int]) -> Iterator[tuple[int, int]]:
     """Yield ranges that hold all the sequences and not many others; what is asked for again may lie far behind."""
     ordered = sorted(sequences)
     first = end = ordered[0]
-    for one in ordered:
-        if one - end > FETCH_COUNT_MAX:
+    for sequence in ordered:
+        if sequence - end > FETCH_COUNT_MAX:
             yield first, end
-            first = one
-        end = one + 1
+            first = sequence
+        end = sequence + 1
     yield first, end
 
 
@@ -145,7 +145,7 @@ def reset(
     else:
         _print_plan(plan)
     if execute:
-        say(f"consumer {name} of stream {stream} goes on with {plan['next_seq']}")
+        say(f"consumer {name} of stream {stream} continues with {plan['next_seq']}")
     else:
         say("nothing was done; --execute does it")
 
@@ -164,7 +164,7 @@ def _print_plan(plan: dict[str, Any]) -> None:
         ("acknowledged up to", plan["ack_floor"]["stream_seq"]),
         ("ack pending", plan["num_ack_pending"]),
         *([("does not go on", plan["problem"])] if plan["problem"] else []),
-        ("goes on with", plan["next_seq"]),
+        ("continues with", plan["next_seq"]),
         ("done, and handed out again", plan["num_again"]),
         ("not done, and skipped", plan["num_skipped"]),
     ]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,7 +57,7 @@ PullOption = Annotated[bool, typer.Option("--pull", help="No effect; accepted fo
 
 
 def _split(texts: list[str]) -> list[str]:
-    return [one.strip() for text in texts for one in text.split(",")]
+    return [value.strip() for text in texts for value in text.split(",")]
 
 
 # The parameter of the command: the key of the configuration, and how what was typed becomes its value.
@@ -74,11 +75,11 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def configuration(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that the command's parameters ask for: those of `--config FILE` first, then the options."""
-    chosen = read_config_file(parameters["config"]) if parameters["config"] else {}
+    chosen = read_config_file(Path(parameters["config"])) if parameters["config"] else {}
     for parameter, (key, convert) in _KEYS.items():
-        given = parameters[parameter]
-        if given is not None and given != () and given != []:  # an option that was not repeated even once is empty
-            chosen[key] = convert(given)
+        value = parameters[parameter]
+        if value is not None and value != () and value != []:  # an option that was not repeated even once is empty
+            chosen[key] = convert(value)
     if parameters["deliver"] is not None:
         for key in ("deliver_policy", "opt_start_seq", "opt_start_time"):
             chosen.pop(key, None)
@@ -102,9 +103,9 @@ def _deliver(text: str) -> dict[str, Any]:
 
 
 def parse_point_ns(text: str, option: str, words: tuple[str, ...]) -> int:
-    """Return the time that `text` names: a duration before now, or ISO 8601. Else the nearest of `words` is told."""
+    """Return the time that `text` names: a duration before now, or ISO 8601. The error names the nearest of `words`."""
     try:
         return parse_since_ns(text, option, time.time_ns())
     except WrongUsage as error:
         taken = f"{', '.join(words)}, a sequence, a duration before now like 2h, or a time like 2026-11-21T12:00:00Z"
-        raise WrongUsage(f"{option} {text!r}: taken are {taken}{nearest(text, words)}") from error
+        raise WrongUsage(f"{option} {text!r}: valid values are {taken}{nearest(text, words)}") from error

@@ -50,7 +50,7 @@ def add(
         contexts.selected = name
     save(contexts)
     say(f"context {name} is selected" if select else f"context {name} was added; use it with --store {NAME_MARK}{name}")
-    _say_what_is_nearer(select)
+    _say_nearer_store(select)
 
 
 @app.command("select")
@@ -61,7 +61,7 @@ def select(name: NameArgument) -> None:
     contexts.selected = name
     save(contexts)
     say(f"context {name} is selected")
-    _say_what_is_nearer(True)
+    _say_nearer_store(True)
 
 
 @app.command("ls")
@@ -87,7 +87,7 @@ def rm(name: NameArgument) -> None:
     say(f"context {name} was removed; its store stays as it is")
 
 
-def _say_what_is_nearer(selected: bool) -> None:
+def _say_nearer_store(selected: bool) -> None:
     """Warn where the selected context is not what commands in this shell and folder will use."""
     if not selected:
         return

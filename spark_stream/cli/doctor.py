@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_stream.cli.failures import EXIT_FAILED
+from spark_stream.cli.failures import EXIT_FAILED, WrongUsage
 from spark_stream.cli.options import GroupStoreOption, JsonOption, named_store
 from spark_stream.cli.storage_options import storage_options
 from spark_stream.look.terminal import print_json, printable, write
@@ -36,6 +36,8 @@ def doctor(
     from spark_stream.doctor import PROBLEM, examine
 
     settings = spark_settings(conf or [])
+    if settings and not spark:
+        raise WrongUsage("--conf is for --spark")
     volumes = named_store(context, store)
     findings = []
     looks = [examine(volumes, folders or [], storage_options())]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from storage_core.comparison import CopyDrift, Drift, State
     from storage_core.foreign import ForeignStore
 
-TOLD_COUNT_MAX = 10  # conflicts of one stream that people are told
+SHOWN_COUNT_MAX = 10  # conflicts of one stream that are printed
 RANGE_COUNT_MAX = 4  # ranges of a copy that a cell of the table names
 _COLUMNS = ("stream", "copy", "messages", "missing", "damaged", "different", "first", "last", "content", "verdict")
 
@@ -61,8 +61,8 @@ def own(
         return
     check_picture(picture)
     with open_store(resolve_store(context, store), warns=False) as opened:  # what is wrong is said of the copies
-        found = _compare_all(streams or opened.streams(), opened.compare, "blocks")
-    show(found, picture, json, REMEDY)
+        drifts = _compare_all(streams or opened.streams(), opened.compare, "blocks")
+    show(drifts, picture, json, REMEDY)
 
 
 @app.command("nats")
@@ -107,20 +107,20 @@ def _compare_foreign(store: "ForeignStore", streams: list[str] | None, picture: 
     for writer in store.writers():
         say(f"warning: {writer.describe()}")
 
-    def compare_one(name: str, progress: ProgressCall | None) -> "Drift":
+    def compare_stream(name: str, progress: ProgressCall | None) -> "Drift":
         return compare(store, name, progress)
 
-    show(_compare_all(streams or store.streams(), compare_one, "parts"), picture, json)
+    show(_compare_all(streams or store.streams(), compare_stream, "parts"), picture, json)
 
 
 def _compare_all(
-    names: Sequence[str], compare: Callable[[str, ProgressCall | None], "Drift"], what: str
+    names: Sequence[str], compare: Callable[[str, ProgressCall | None], "Drift"], unit: str
 ) -> list["Drift"]:
-    found = []
-    for name in names:
-        with progress_bar(f"{name}: {what}") as progress:
-            found.append(compare(name, progress))
-    return found
+    drifts = []
+    for name in dict.fromkeys(names):
+        with progress_bar(f"{name}: {unit}") as progress:
+            drifts.append(compare(name, progress))
+    return drifts
 
 
 # --- what is shown
@@ -138,43 +138,43 @@ def check_picture(path: Path | None) -> None:
         raise CommandFailed(f"--picture {path}: {path.absolute().parent} is no directory")
 
 
-def show(found: Sequence["Drift"], picture: Path | None, json: bool, remedy: str = "") -> None:
+def show(drifts: Sequence["Drift"], picture: Path | None, json: bool, remedy: str = "") -> None:
     """Print what was found, draw it if that was asked for, and exit with 1 if copies differ; `remedy` is said then."""
     from storage_core.comparison import drifts_json
 
     if picture is not None:
         from spark_stream.pictures import replica_map_page
 
-        picture.write_text(replica_map_page(found), encoding="utf-8")
+        picture.write_text(replica_map_page(drifts), encoding="utf-8")
         say(f"the picture is in {picture}")
     if json:
-        print_json(drifts_json(found))
+        print_json(drifts_json(drifts))
     else:
-        _print(found)
-    if not all(drift.agrees for drift in found):
+        _print(drifts)
+    if not all(drift.agrees for drift in drifts):
         if remedy and not json:
             say(remedy)
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print(found: Sequence["Drift"]) -> None:
-    if found:
-        print_table(_COLUMNS, [row for one in found for row in _rows(one)], "Copies")
-    for label, problem in dict.fromkeys((copy.label, copy.problem) for one in found for copy in one.copies):
+def _print(drifts: Sequence["Drift"]) -> None:
+    if drifts:
+        print_table(_COLUMNS, [row for drift in drifts for row in _rows(drift)], "Copies")
+    for label, problem in dict.fromkeys((copy.label, copy.problem) for drift in drifts for copy in drift.copies):
         if problem:  # of a volume: the same for all streams
             say(f"{label}: {problem}")
-    for drift in found:
+    for drift in drifts:
         for note in drift.notes:
             say(f"stream {drift.stream}: {note}")
-        for conflict in drift.conflicts[:TOLD_COUNT_MAX]:
+        for conflict in drift.conflicts[:SHOWN_COUNT_MAX]:
             say(f"stream {drift.stream}: {conflict.describe()}")
-        if len(drift.conflicts) > TOLD_COUNT_MAX:
-            say(f"stream {drift.stream}: {len(drift.conflicts) - TOLD_COUNT_MAX} more conflicts, which --json lists")
-        for first, end in drift.lost.ranges_head(TOLD_COUNT_MAX):
+        if len(drift.conflicts) > SHOWN_COUNT_MAX:
+            say(f"stream {drift.stream}: {len(drift.conflicts) - SHOWN_COUNT_MAX} more conflicts, which --json lists")
+        for first, end in drift.lost.ranges_head(SHOWN_COUNT_MAX):
             which = f"sequence {first}" if end == first + 1 else f"sequences {first} to {end - 1}"
             say(f"stream {drift.stream}: no copy has {which} whole")
         say(f"stream {drift.stream}: {drift.verdict()}; together {counted(drift.message_count, 'message')}")
-    if not found:
+    if not drifts:
         say("no streams")
 
 

@@ -60,7 +60,7 @@ def run(
     context: typer.Context,
     file: FileArgument,
     continuous: Annotated[
-        bool, typer.Option("--continuous", help="Go on with what arrives; without this, end when everything is read.")
+        bool, typer.Option("--continuous", help="Keep running; without this, end when everything is read.")
     ] = False,
     new_checkpoint: Annotated[
         bool, typer.Option("--new-checkpoint", help="The old checkpoint is lost, and rows may be stored twice for it.")
@@ -95,7 +95,7 @@ def run(
             pass  # it says which volumes are lost
         api.run(pipeline, summary, stop, shown.batch, new_checkpoint, take_over, started, shown.step)
     if stop.reason and summary.mode == AVAILABLE_NOW:
-        say(f"stopped by {stop.reason} between two batches; the next run goes on from there")
+        say(f"stopped by {stop.reason} between two batches; the next run continues from there")
         raise typer.Exit(EXIT_TERMINATED if stop.reason == "SIGTERM" else EXIT_INTERRUPTED)
 
 
@@ -135,11 +135,11 @@ def status(
 
     pipeline = _load(context, file, store)
     with _failing_in_words():
-        found = look(pipeline)
+        pipeline_status = look(pipeline)
     if json:
-        print_json(found)
+        print_json(pipeline_status)
     else:
-        _print_status(found)
+        _print_status(pipeline_status)
 
 
 @app.command("backfill")
@@ -363,19 +363,19 @@ def _place(text: str, option: str) -> tuple[int | None, int | None]:
     return None, parse_since_ns(text, option, time.time_ns())
 
 
-def _print_status(found: dict[str, Any]) -> None:
+def _print_status(pipeline_status: dict[str, Any]) -> None:
     print_facts(
-        f"Pipeline {found['pipeline']}",
+        f"Pipeline {pipeline_status['pipeline']}",
         [
-            ("checkpoint", found["checkpoint"]),
-            ("running", found["running"] or "no"),
-            ("query", found["query"]),
-            ("last batch done", found["batch_done"]),
-            ("batch not finished", found["batch_open"]),
-            ("backfills", len(found["backfills"])),
+            ("checkpoint", pipeline_status["checkpoint"]),
+            ("running", pipeline_status["running"] or "no"),
+            ("query", pipeline_status["query"]),
+            ("last batch done", pipeline_status["batch_done"]),
+            ("batch not finished", pipeline_status["batch_open"]),
+            ("backfills", len(pipeline_status["backfills"])),
         ],
     )
-    last = found["last_run"]
+    last = pipeline_status["last_run"]
     if last is not None:
         result = (
             "ok" if last["ok"] else f"stopped by {last['stopped']}" if last["stopped"] else f"failed: {last['error']}"
@@ -384,8 +384,8 @@ def _print_status(found: dict[str, Any]) -> None:
         counts = [(name.replace("rows_", "rows "), last[name]) for name in ("rows_in", "rows_out", "rows_dead")]
         print_facts("Last run", [*facts, *counts, ("batches", last["batches"])])
     rows = [
-        [one["stream"], one["position"], one["end"], one["lag"], *_consumer_cells(one["consumer"])]
-        for one in found["streams"]
+        [stream["stream"], stream["position"], stream["end"], stream["lag"], *_consumer_cells(stream["consumer"])]
+        for stream in pipeline_status["streams"]
     ]
     print_table(("stream", "position", "end", "lag", "consumer", "ack floor", "pending"), rows, "Streams")
 

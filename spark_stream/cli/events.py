@@ -26,9 +26,7 @@ def events(
         str | None, typer.Option("--kind", metavar="KIND", help="Only events of this kind: damaged, retired, ...")
     ] = None,
     last: Annotated[int | None, typer.Option("--last", metavar="N", min=0, help="Only the newest N.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what happens from now on, one event a line.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing new events, one per line.")] = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -39,13 +37,13 @@ def events(
             for event in following(opened, last, stream, kind):
                 write(dumps(event) + "\n" if json else _line(event, labels))
             return
-        found = opened.events(last, stream, kind)
+        listed = opened.events(last, stream, kind)
     if json:
-        print_json(found)
-    elif not found:
+        print_json(listed)
+    elif not listed:
         say("no events")
     else:
-        print_table(_COLUMNS, volume_rows(found, _COLUMNS, labels), "Events")
+        print_table(_COLUMNS, volume_rows(listed, _COLUMNS, labels), "Events")
 
 
 def following(
@@ -55,7 +53,7 @@ def following(
     kind: str | None,
     wait: Callable[[], None] = lambda: time.sleep(POLL_INTERVAL_S),
 ) -> Iterator[dict[str, Any]]:
-    """Yield the newest `last` events, None for all, and then for ever what happens; calls `wait` before each look."""
+    """Yield the newest `last` events, None for all, then what happens, without end; calls `wait` before each look."""
     seen = store.events(stream=stream, kind=kind)
     yield from seen if last is None else seen[len(seen) - min(last, len(seen)) :]
     index = store.index()
@@ -63,9 +61,9 @@ def following(
         wait()
         if store.index() == index:
             continue
-        index, found = store.index(), store.events(stream=stream, kind=kind)
-        yield from _new(seen, found)
-        seen = found
+        index, listed = store.index(), store.events(stream=stream, kind=kind)
+        yield from _new(seen, listed)
+        seen = listed
 
 
 def _new(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -80,7 +80,7 @@ def export(
                 _write_file(path, chosen, counter, force)
     where = "stdout" if path is None else str(path)
     size = 0 if path is None else path.stat().st_size
-    found = {
+    report = {
         "stream": name,
         "format": chosen,
         "path": where,
@@ -90,7 +90,7 @@ def export(
         "bytes": size,
     }
     if json:
-        print_json(found)
+        print_json(report)
     shown = "" if path is None else f" ({show_size(size)})"
     say(f"exported {counted(counter.count, 'message')} of stream {name} to {where}{shown}")
 
@@ -144,8 +144,8 @@ def _plan(
     now_ns, bounds = time.time_ns(), list(sequences)
     for at, (text, option) in enumerate(zip(times, ("--since", "--until"), strict=True)):
         if text is not None:
-            found = store.first_at_time(name, parse_since_ns(text, option, now_ns))
-            bounds[at] = store.stream(name).last_sequence + 1 if found is None else found
+            sequence = store.first_at_time(name, parse_since_ns(text, option, now_ns))
+            bounds[at] = store.stream(name).last_sequence + 1 if sequence is None else sequence
     first, end = bounds
     if first is not None and end is not None and first > end:
         raise WrongUsage(f"from {sequences[0] or times[0]} to {sequences[1] or times[1]} ends before it begins")
@@ -216,7 +216,7 @@ def _write_parquet(file: "IO[bytes]", batches: _Counter) -> None:
     with ParquetWriter(file, READ_SCHEMA, compression="zstd") as writer:
         for batch in batches:
             gathered.append(batch)
-            if sum(one.nbytes for one in gathered) >= ROW_GROUP_SIZE:
+            if sum(batch.nbytes for batch in gathered) >= ROW_GROUP_SIZE:
                 writer.write_table(pa.Table.from_batches(gathered, READ_SCHEMA))
                 gathered = []
         if gathered:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+from typer.models import CommandInfo
 
 from spark_stream.cli.interrupts import EXIT_INTERRUPTED, begin
 from spark_stream.cli.storage_options import in_front
@@ -83,7 +84,28 @@ class _Nowhere(io.RawIOBase):
 
 
 class VerbGroup(TyperGroup):
-    """Commands under one word; a word that is none of them is answered with the nearest."""
+    """Commands under one word; a word that is none of them is answered with the nearest.
+
+    Each verb is built when it is used: the options of all the others would be a good part of a start.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._verbs: dict[str, CommandInfo] = {}
+
+    def take_verbs(self, verbs: Sequence[CommandInfo]) -> None:
+        """Take functions as further commands; they come first in the list of all."""
+        self._verbs = {str(verb.name): verb for verb in verbs}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self._verbs, *(name for name in super().list_commands(ctx) if name not in self._verbs)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in self._verbs:
+            alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+            alone.registered_commands = [self._verbs[cmd_name]]
+            self.commands[cmd_name] = typer.main.get_command(alone)
+        return super().get_command(ctx, cmd_name)
 
     def get_params(self, ctx: Any) -> Any:
         return _prepared(super().get_params(ctx))
@@ -106,12 +128,12 @@ class VerbGroup(TyperGroup):
             args = [ALIASES[args[0]], *args[1:]]
         if args[0] not in verbs and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise WrongUsage(f"no such command: {args[0]}{nearest(args[0], verbs)}{_help_hint(ctx)}")
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, arguments = super().resolve_command(ctx, args)
         if command is not None:
             _prepared(command.get_params(ctx))
         if name in PRINTING and isinstance(sys.stdout, ClosedStdout):
             sys.stdout.refuse()
-        return name, command, rest
+        return name, command, arguments
 
 
 class RootGroup(VerbGroup):

@@ -1,13 +1,13 @@
 """`jstream sub`, and what `stream view --follow` shares with it: print messages as they arrive.
 
-No server tells us of new messages, so whoever follows looks at the store's commit record every POLL_INTERVAL_S; that
+No server announces new messages, so whoever follows looks at the store's commit record every POLL_INTERVAL_S; that
 takes no lock and reads some hundred bytes when nothing has changed. A follower keeps a position a stream, with the
 incarnation it belongs to, so that it is neither stuck nor silently elsewhere when a stream goes or is made again:
 
     since the last look         it
     new messages                prints them
     deleted                     says so, drops the stream; with none left it fails
-    deleted and made again      says so, goes on with the first message of the new one
+    deleted and made again      says so, resumes at the first message of the new one
     ends before the position    fails: the store was put back to an older copy
     a new stream fits (sub)     says so, joins from its first message
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.2
 LAST_WINDOW = 1024  # sequences that are looked at first for the last N messages; doubled until they are enough
-TAKEN_COUNT_MAX = 5  # streams, and filters of each, that are told to whoever asked for a subject that none takes
+TAKEN_COUNT_MAX = 5  # streams, and filters of each, in the error for a subject that none takes
 
 
 @dataclass
@@ -58,21 +58,21 @@ class Follower:
         subject: str | None = None,
         skip_damage: bool = False,
         joins: bool = False,
-        tell: Callable[[str], None] = say,
+        report: Callable[[str], None] = say,
     ) -> None:
-        """`joins`: streams made later that may hold `subject` are followed too. `tell` takes words for people."""
-        self._store, self._subject, self._skip_damage, self._tell = store, subject, skip_damage, tell
+        """`joins`: streams made later that may hold `subject` are followed too. `report` takes texts for people."""
+        self._store, self._subject, self._skip_damage, self._report = store, subject, skip_damage, report
         self._positions = {position.stream: position for position in positions}
         self._joins, self._known = joins, set(store.streams())
 
     def batches(self, wait: Callable[[], None]) -> "Iterator[pa.RecordBatch]":
-        """Yield new messages for ever, columns PRINTED_COLUMNS; calls `wait` whenever there are none."""
+        """Yield new messages without end, columns PRINTED_COLUMNS; calls `wait` whenever there are none."""
         while True:
-            found = False
+            has_batch = False
             for batch in self.poll():
-                found = True
+                has_batch = True
                 yield batch
-            if not found:
+            if not has_batch:
                 wait()
 
     def poll(self) -> "Iterator[pa.RecordBatch]":
@@ -85,7 +85,7 @@ class Follower:
             if position.stream in names:
                 yield from self._poll_stream(position)
             else:
-                self._tell(f"stream {position.stream} was deleted")
+                self._report(f"stream {position.stream} was deleted")
                 del self._positions[position.stream]
         if not self._positions and not self._joins:
             raise CommandFailed("no stream is left to follow")
@@ -98,14 +98,14 @@ class Follower:
         except NotFoundError:
             return  # deleted just now: the next look says so
         if plan is not None:
-            yield from read_messages(self._store, plan, self._subject, self._skip_damage, self._tell)
+            yield from read_messages(self._store, plan, self._subject, self._skip_damage, self._report)
             position.next_sequence = plan.ranges[0].end
 
     def _plan_news(self, position: Position) -> "ReadPlan | None":
         """Return a plan over what is new in the stream, or None; moves the position to another incarnation."""
         state = self._store.stream_state(position.stream)
         if state.incarnation != position.incarnation:
-            self._tell(f"stream {position.stream} was deleted and made again: going on with its first message")
+            self._report(f"stream {position.stream} was deleted and made again: going on with its first message")
             position.incarnation, position.next_sequence, position.end_seen = state.incarnation, 1, 0
         if state.next_sequence < position.end_seen:
             raise CommandFailed(
@@ -123,7 +123,7 @@ class Follower:
         for name in names:
             stream = self._store.stream(name)
             if name not in self._positions and may_hold(stream, self._subject):
-                self._tell(f"stream {name} is new: following it too")
+                self._report(f"stream {name} is new: following it too")
                 self._positions[name] = Position(name, stream.incarnation, 1)
 
 
@@ -158,18 +158,18 @@ def subscribe(
     with open_store(store) as opened:
         streams = [opened.stream(stream)] if stream is not None else streams_with(opened, str(subject))
         if start_sequence is not None and len(streams) > 1:
-            names = ", ".join(found.name for found in streams)
+            names = ", ".join(stream.name for stream in streams)
             raise WrongUsage(f"--start-sequence is one stream's, but {subject} is in {names}: pass --stream")
         since_ns = None if since is None else parse_since_ns(since, "--since", time.time_ns())
         positions = []
-        for found in streams:
+        for followed in streams:
             if everything or start_sequence is not None:
                 first = start_sequence or 1
             elif since_ns is not None:
-                first = opened.first_at_time(found.name, since_ns) or found.last_sequence + 1
+                first = opened.first_at_time(followed.name, since_ns) or followed.last_sequence + 1
             else:
-                first = first_of_last(found, last or 0, subject)
-            positions.append(Position(found.name, found.incarnation, first))
+                first = first_of_last(followed, last or 0, subject)
+            positions.append(Position(followed.name, followed.incarnation, first))
         say(f"following {', '.join(position.stream for position in positions)}; Ctrl-C ends it")
         style = Style.chosen(json, raw)
         print_following(opened, positions, subject, count, style, skip_damage, joins=stream is None)
@@ -200,9 +200,9 @@ def first_of_last(stream: "Stream", count: int, subject: str | None) -> int:
     end, window = stream.last_sequence + 1, max(count, LAST_WINDOW)
     while count:
         first = max(1, end - window)
-        found = stream.read(first=first, end=end, columns=["sequence"], subject=subject).read_all()["sequence"]
-        if len(found) >= count:
-            return int(found[len(found) - count].as_py())
+        sequences = stream.read(first=first, end=end, columns=["sequence"], subject=subject).read_all()["sequence"]
+        if len(sequences) >= count:
+            return int(sequences[len(sequences) - count].as_py())
         if first == 1:
             return 1
         window *= 2
@@ -222,17 +222,17 @@ def streams_with(store: "Store", subject: str) -> "list[Stream]":
     if not is_filter(subject):
         raise WrongUsage(f"{subject!r} is no subject: tokens of UTF-8 joined by dots, * for one, > for the rest")
     streams = [store.stream(name) for name in sorted(store.streams())]
-    found = [stream for stream in streams if may_hold(stream, subject)]
-    if not found:
-        raise CommandFailed(f"no stream takes subject {subject}; {_what_is_taken(streams)}")
-    return found
+    matching = [stream for stream in streams if may_hold(stream, subject)]
+    if not matching:
+        raise CommandFailed(f"no stream takes subject {subject}; {_taken_subjects(streams)}")
+    return matching
 
 
-def _what_is_taken(streams: "list[Stream]") -> str:
+def _taken_subjects(streams: "list[Stream]") -> str:
     if not streams:
         return "there is no stream yet: jstream stream add makes one"
-    told = [
+    taken = [
         f"{stream.name} takes {', '.join(stream.config.subjects[:TAKEN_COUNT_MAX])}"
         for stream in streams[:TAKEN_COUNT_MAX]
     ]
-    return "; ".join(told) + ("; ..." if len(streams) > TAKEN_COUNT_MAX else "")
+    return "; ".join(taken) + ("; ..." if len(streams) > TAKEN_COUNT_MAX else "")

@@ -1,9 +1,9 @@
 """`jstream import nats|stan`: streams of another server's store into this one, with their sequences and consumers."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import groupby, zip_longest
-from operator import itemgetter
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from storage_core.foreign import ForeignStore
     from storage_core.store.imports.parts import PartRecord, PartTask
 
+_RANGE = re.compile(r"^sequences? \d+( to \d+)?:? ")  # what a reason begins with, and the line has already
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
 _COLUMNS = ("name", "read", "messages", "message bytes", "holes", "lost", "first", "last", "consumers", "replicas")
 
@@ -194,7 +195,7 @@ def _import(
     runner = _Runner(spark)
     with open_store(store, take_over) as opened, progress_bar("block files") as progress:
         try:
-            found = import_streams(opened, source, request, progress, runner.run)
+            report = import_streams(opened, source, request, progress, runner.run)
         except DataLossError as error:
             for line in str(error).splitlines():
                 say(line)
@@ -208,10 +209,10 @@ def _import(
         finally:
             runner.close()
     if json:
-        print_json(found)
+        print_json(report)
     else:
-        _print(found)
-    if not found["ok"]:
+        _print(report)
+    if not report["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -252,35 +253,35 @@ def _here(tasks: "Sequence[PartTask]", step: Callable[[int], None]) -> "Iterator
         yield write_part(task, on_slice=lambda: step(1))
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(report: dict[str, Any]) -> None:
     rows = [
         [
-            one["name"], one["read"], one["messages"], show_size(one["bytes"]), one["holes"], one["lost"],
-            one["first_seq"], one["last_seq"], len(one["consumers"]), one["num_replicas"],
+            stream["name"], stream["read"], stream["messages"], show_size(stream["bytes"]), stream["holes"],
+            stream["lost"], stream["first_seq"], stream["last_seq"], len(stream["consumers"]), stream["num_replicas"],
         ]
-        for one in found["streams"]
+        for stream in report["streams"]
     ]  # fmt: skip
     print_table(_COLUMNS, rows, "Imported")
-    if found["damage"]:
-        print_lines(_damage_lines(found["damage"]))
-    for one in found["streams"]:
-        if one["already"]:
-            say(f"stream {one['name']} was imported before: nothing was stored now")
-        if one["source"] != one["name"]:
-            say(f"stream {one['source']} is called {one['name']} here")
-        for note in one["notes"]:
-            say(f"stream {one['name']}: {note}")
-    for one in found["failed"]:
-        say(f"stream {one['stream']} was not imported: {_in_our_words(one['reason'])}")
-    say(_verdict(found))
+    if report["damage"]:
+        print_lines(_damage_lines(report["damage"]))
+    for stream in report["streams"]:
+        if stream["already"]:
+            say(f"stream {stream['name']} was imported before: nothing was stored now")
+        if stream["source"] != stream["name"]:
+            say(f"stream {stream['source']} is called {stream['name']} here")
+        for note in stream["notes"]:
+            say(f"stream {stream['name']}: {note}")
+    for failure in report["failed"]:
+        say(f"stream {failure['stream']} was not imported: {_in_our_words(failure['reason'])}")
+    say(_verdict(report))
 
 
 def _damage_lines(damage: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each file, which may be long, and below it one for each place in it."""
-    for file, places in groupby(damage, itemgetter("file")):
+    for file, places in _joined(damage).items():
         yield f"damage in {file}" if file else "damage"
         for place in places:
-            at = "" if place["offset_bytes"] is None else f" at byte {place['offset_bytes']}"
+            at = f" at byte {place['offset_bytes']}" if place["offset_bytes"] else ""
             first, end = place["first"], place["end"]
             which = (
                 "" if first is None else f", sequence {first}" + (f" to {end - 1}" if end and end - 1 > first else "")
@@ -288,24 +289,40 @@ def _damage_lines(damage: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"  stream {place['stream']}{which}{at}: {place['reason']}"
 
 
+def _joined(damage: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the places of each file; those that follow one another for the same reason are one."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for place in damage:
+        places, reason = files.setdefault(place["file"], []), _RANGE.sub("", place["reason"])
+        last = places[-1] if places else {}
+        same = (place["first"], place["stream"], reason)
+        if place["first"] is not None and (last.get("end"), last.get("stream"), last.get("reason")) == same:
+            last["end"] = place["end"]
+        else:
+            places.append({**place, "reason": reason})
+    return files
+
+
 def _in_our_words(reason: str) -> str:
     """Return what the reader says with the option of this command in the place of Spark's."""
     return reason.replace("option encryptionKey", "--encryption-key")
 
 
-def _verdict(found: dict[str, Any]) -> str:
-    streams = [one for one in found["streams"] if not one["already"]]
+def _verdict(report: dict[str, Any]) -> str:
+    streams = [stream for stream in report["streams"] if not stream["already"]]
     total = {key: sum(stream[key] for stream in streams) for key in ("messages", "holes", "lost")}
     consumers = sum(len(stream["consumers"]) for stream in streams)
-    left = sum(one["left"] for one in found["damage"])
+    left = sum(damage["left"] for damage in report["damage"])
     parts = [
         f"imported {counted(total['messages'], 'message')} of {counted(len(streams), 'stream')}",
         counted(total["holes"], "hole"),
         f"{total['lost']} lost",
         counted(consumers, "consumer"),
     ]
-    overcome = "the damage that was found cost nothing" if found["damage"] else "no damage is left"
+    overcome = "the damage cost no message" if report["damage"] else "no damage is left"
+    if any(stream["lost"] for stream in report["streams"] if stream["already"]):
+        overcome = "what was lost before stays lost"
     verdict = f"damage is left in {counted(left, 'place')}" if left else overcome
-    if found["failed"]:
-        parts.append(f"{counted(len(found['failed']), 'stream')} not imported")
+    if report["failed"]:
+        parts.append(f"{counted(len(report['failed']), 'stream')} not imported")
     return f"{', '.join(parts)}; {verdict}"

@@ -16,18 +16,18 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the project; made if it is not there.")],
 ) -> None:
     """Write templates into DIR/conf: streams, a pipeline, and settings of Spark. What is there already stays."""
-    found = [(Path(PLACE) / path.relative_to(TEMPLATES), path) for path in templates()]
-    present = [name for name, _ in found if (directory / name).exists()]
+    files = [(Path(PLACE) / path.relative_to(TEMPLATES), path) for path in templates()]
+    present = [name for name, _ in files if (directory / name).exists()]
     if present:
         shown = ", ".join(str(directory / name) for name in present[:5])
         raise CommandFailed(f"{shown}{' and more' if len(present) > 5 else ''}: there already; nothing was written")
-    for name, template in found:
+    for name, template in files:
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as file:
             file.write(template.read_bytes())
-    print_lines(str(directory / name) for name, _ in found)
-    say(f"{counted(len(found), 'file')} written; begin with: jstream apply {directory / PLACE / 'streams.toml'}")
+    print_lines(str(directory / name) for name, _ in files)
+    say(f"{counted(len(files), 'file')} written; begin with: jstream apply {directory / PLACE / 'streams.toml'}")
 
 
 def templates() -> list[Path]:

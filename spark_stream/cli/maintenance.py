@@ -1,4 +1,4 @@
-"""`jstream scrub`, `repair` and `maintain`: find damage, mend it, and do what is due."""
+"""`jstream scrub`, `repair` and `maintain`: find damage, repair it, and do what is due."""
 
 import random
 import time
@@ -47,7 +47,7 @@ def scrub(
     """
     limit_bytes, rate_bytes_per_s = _size(limit, "--limit"), _size(rate, "--rate")
     with open_store(store) as opened, progress_bar("blocks") as progress:
-        found = opened.scrub(
+        report = opened.scrub(
             progress=progress,
             limit_bytes=limit_bytes,
             rate_bytes_per_s=rate_bytes_per_s,
@@ -55,12 +55,12 @@ def scrub(
         )
         labels = volume_labels(opened)
     if json:
-        print_json(found)
+        print_json(report)
     else:
-        print_verdict(found, labels)
-        if not found["done"]:
+        print_verdict(report, labels)
+        if not report["done"]:
             say("there is more to read: the next scrub goes on from here")
-    if not found["ok"]:
+    if not report["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -95,15 +95,15 @@ def repair(
         _adopt(store, execute, accept_loss, json)
         return
     with open_store(store, take_over=take_over, warns=False) as opened, progress_bar("blocks") as progress:
-        found = opened.repair(progress=progress, streams=streams or None)
+        report = opened.repair(progress=progress, streams=streams or None)
         labels = volume_labels(opened)
-        if not found["ok"]:
+        if not report["ok"]:
             warn_of_volumes(opened)
     if json:
-        print_json(found)
+        print_json(report)
     else:
-        _print_repair(found, labels)
-    if not found["ok"]:
+        _print_repair(report, labels)
+    if not report["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -112,9 +112,14 @@ def maintain(
         bool, typer.Option("--watch", help="Do it again and again, until SIGTERM or Ctrl-C; one process per store.")
     ] = False,
     every: Annotated[
-        str,
-        typer.Option("--every", metavar="DURATION", help="With --watch: the pause in between, give or take a tenth."),
-    ] = "60s",
+        str | None,
+        typer.Option(
+            "--every",
+            metavar="DURATION",
+            help="With --watch: the pause in between, give or take a tenth.",
+            show_default="60s",
+        ),
+    ] = None,
     metrics_textfile: Annotated[
         Path | None,
         typer.Option(
@@ -125,22 +130,24 @@ def maintain(
     store: StoreOption = "",
 ) -> None:
     """Do all maintenance that is due: repair reported damage, fetch missing blocks, unlink old ones, take snapshots."""
-    every_ns = parse_duration_option(every, "--every")
-    if watch and every_ns <= 0:
+    if every is not None and not watch:
+        raise WrongUsage("--every is for --watch")
+    every_ns = parse_duration_option(every or "60s", "--every")
+    if every_ns <= 0:
         raise WrongUsage(f"--every {every}: the pause has to be longer than that")
     if metrics_textfile is not None:
         check_textfile(metrics_textfile, "--metrics-textfile")
     with open_store(store, take_over=take_over, warns=False) as opened:
         rounds = _Rounds(opened, metrics_textfile)
         if not watch:
-            rounds.do_one()
+            rounds.run()
             if rounds.volumes:
                 raise CommandFailed(f"{counted(len(rounds.volumes), 'volume')} could not be brought back: see above")
             say("maintenance is done")
             return
         with opened.watching(), Termination.awaited() as termination:
             while not termination.has_come:
-                rounds.try_one(termination)
+                rounds.try_to_run(termination)
                 termination.wait(every_ns / 1_000_000_000 * random.uniform(0.9, 1.1))
             say("stopped by SIGTERM")
 
@@ -153,22 +160,22 @@ class _Rounds:
         self.volumes: dict[str, str] = {}  # by name: why it could not be brought back
         self._is_first = True
 
-    def do_one(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+    def run(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Do all that is due; raises StorageError."""
         began_s, is_done = time.monotonic(), False
         try:
             self._store.maintain(is_stopped)
-            self.volumes = _tell_volumes(self._store, self.volumes)
+            self.volumes = _report_volumes(self._store, self.volumes)
             is_done = not self.volumes and not is_stopped()
         finally:
             if self._textfile is not None:
                 self._write_metrics(self._textfile, is_done, time.monotonic() - began_s)
 
-    def try_one(self, termination: Termination) -> None:
+    def try_to_run(self, termination: Termination) -> None:
         from storage_core.errors import StorageError
 
         try:
-            self.do_one(lambda: termination.has_come)
+            self.run(lambda: termination.has_come)
         except (StorageError, OSError) as error:
             say(f"maintenance: {error}")
             return
@@ -186,15 +193,15 @@ class _Rounds:
             say(f"--metrics-textfile {textfile}: {error}")
 
 
-def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:
-    """Say which volumes maintenance could not bring back, and return them; `told`: those that were said before."""
-    volumes = [one for one in store.cluster_info()["volumes"] if one["reason"]]
-    found = {one["name"]: f"{one['state']}: {one['reason']}" for one in volumes}
+def _report_volumes(store: "Store", said: dict[str, str]) -> dict[str, str]:
+    """Say which volumes maintenance could not bring back, and return them; `said`: those that were said before."""
+    volumes = [volume for volume in store.cluster_info()["volumes"] if volume["reason"]]
+    problems = {volume["name"]: f"{volume['state']}: {volume['reason']}" for volume in volumes}
     labels = volume_labels(store)
     for volume in volumes:
-        if told.get(volume["name"]) != found[volume["name"]]:
-            say(f"volume {labels.get(volume['name'], volume['name'])} is {found[volume['name']]}; {REMEDY}")
-    return found
+        if said.get(volume["name"]) != problems[volume["name"]]:
+            say(f"volume {labels.get(volume['name'], volume['name'])} is {problems[volume['name']]}; {REMEDY}")
+    return problems
 
 
 def _adopt(volumes: str, execute: bool, accept_loss: bool, json: bool) -> None:
@@ -214,18 +221,18 @@ def _adopt(volumes: str, execute: bool, accept_loss: bool, json: bool) -> None:
     say("the metadata was rebuilt")
 
 
-def _print_repair(found: dict[str, Any], labels: Mapping[str, str]) -> None:
+def _print_repair(report: dict[str, Any], labels: Mapping[str, str]) -> None:
     """Print what was damaged and what became of it; the verdict itself is talk."""
-    damage = found["damage"]
+    damage = report["damage"]
     if damage:
         print_table(_DAMAGE_COLUMNS, volume_rows(runs_of(damage), _DAMAGE_COLUMNS, labels), "Damage")
     left = sum(not entry["repaired"] for entry in damage)
     if not damage:
-        verdict = "all is well" if found["ok"] else "not all could be repaired"
+        verdict = "all is well" if report["ok"] else "not all could be repaired"
     else:
         verdict = f"{counted(len(damage), 'damaged place')}, " + (f"{left} left" if left else "all repaired")
-    say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
-    for lost in found["lost"]:
+    say(f"{counted(report['checked_blocks'], 'block')} checked: {verdict}")
+    for lost in report["lost"]:
         say(f"stream {lost['stream']}: no copy has sequences {lost['first']} to {lost['end'] - 1}: they are lost")
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_stream.cli import follow
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import (
     AsksNothingOption,
@@ -29,7 +28,7 @@ from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.stream import app
 from spark_stream.look.messages import Style, print_batch, print_message, show_time
 from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say, show_size
-from spark_stream.plans import purge_frees, purge_json, what_goes
+from spark_stream.plans import purge_frees, purge_json, purge_scope
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from storage_core.store.writing.removal import RemovalPlan
 
 SEQUENCE_MAX = 2**63 - 2  # int64, and one above it must be one too
-ABSENT_TOLD_MAX = 10  # sequences that were not there and are named
+ABSENT_SHOWN_MAX = 10  # sequences that were not there and are named
 PAGE_SIZE = 10  # messages of a page on a terminal, as `nats stream view` has it
 
 SubjectFilterOption = Annotated[
@@ -92,9 +91,11 @@ def view(
     with open_store(store) as opened:
         stream = opened.stream(name)
         if since is not None:
-            found = opened.first_at_time(name, parse_since_ns(since, "--since", time.time_ns()))
-            first = stream.last_sequence + 1 if found is None else found
+            sequence = opened.first_at_time(name, parse_since_ns(since, "--since", time.time_ns()))
+            first = stream.last_sequence + 1 if sequence is None else sequence
         if following:
+            from spark_stream.cli import follow
+
             start = follow.Position(name, stream.incarnation, first or 1)
             follow.print_following(opened, [start], subject, size, style, skip_damage)
             return
@@ -191,11 +192,11 @@ def gaps(
 ) -> None:
     """List the sequences that are not there any more: removed or lost. As JSON they are half open: first, end."""
     with open_store(store) as opened:
-        found = opened.stream(name).gaps()
+        ranges = opened.stream(name).gaps()
     if json:
-        print_json([[first, end] for first, end in found])
-    elif found:
-        rows = [(first, end - 1, end - first) for first, end in found]
+        print_json([[first, end] for first, end in ranges])
+    elif ranges:
+        rows = [(first, end - 1, end - first) for first, end in ranges]
         print_table(("first", "last", "messages"), rows, f"Gaps in {name}")
     else:
         say("no gaps")
@@ -246,7 +247,7 @@ def purge(
             if dry_run:
                 return
         older = f" of before {show_time(before_ns)}" if before_ns is not None else ""
-        ask_consent(f"Purge {what_goes(subject, up_to, keep)}{older} of stream {name}?", force)
+        ask_consent(f"Purge {purge_scope(subject, up_to, keep)}{older} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to, before_ns=before_ns)
         info = stream.info() if json else None
     say(f"removed {counted(count, 'message')} from stream {name}")
@@ -290,11 +291,11 @@ def remove_messages(
         stream = opened.stream(name)
         ask_consent(f"Remove {counted(len(wanted), 'message')} of stream {name}?", force)
         state = stream.state()
-        there = range(state.first_sequence, state.next_sequence)
-        absent = [one for one in wanted if one not in there or one in state.removed]
+        present = range(state.first_sequence, state.next_sequence)
+        absent = [sequence for sequence in wanted if sequence not in present or sequence in state.removed]
         count = stream.remove(wanted)
     if count < len(wanted):
-        few = ", ".join(map(str, absent[:ABSENT_TOLD_MAX])) + (", ..." if len(absent) > ABSENT_TOLD_MAX else "")
+        few = ", ".join(map(str, absent[:ABSENT_SHOWN_MAX])) + (", ..." if len(absent) > ABSENT_SHOWN_MAX else "")
         raise CommandFailed(
             f"removed {count} of {counted(len(wanted), 'message')} from stream {name}: not there: {few}"
         )

@@ -19,12 +19,16 @@ def metrics(
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Serve them on this port, until interrupted.")
     ] = None,
-    address: Annotated[str, typer.Option("--address", help="With --port: address to bind.")] = "127.0.0.1",
+    address: Annotated[
+        str | None, typer.Option("--address", help="With --port: address to bind.", show_default="127.0.0.1")
+    ] = None,
     store: StoreOption = "",
 ) -> None:
     """Print Prometheus metrics of the store: sequences, sizes, consumer lag, states of the copies."""
     if textfile is not None and port is not None:
         raise WrongUsage("--textfile writes once and ends, --port serves until interrupted: give one of them")
+    if address is not None and port is None:
+        raise WrongUsage("--address is for --port")
     try:
         from spark_stream.metrics import MetricsServer, StoreCollector, exposition, write_textfile
     except ModuleNotFoundError as error:
@@ -37,7 +41,7 @@ def metrics(
     elif port is None:
         write(exposition(collectors))
     else:
-        with MetricsServer(collectors, port, address) as server:
+        with MetricsServer(collectors, port, address or "127.0.0.1") as server:
             say(f"metrics are served at {server.url}")
             server.wait()
 

@@ -8,7 +8,6 @@ Contexts are in contexts.json of the user's folder of settings: {"selected": NAM
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +62,8 @@ def load_contexts() -> Contexts:
 
 def save_contexts(contexts: Contexts) -> None:
     """Replace the user's file of contexts, whole or not at all."""
+    import tempfile
+
     file = contexts_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"selected": contexts.selected, "contexts": contexts.stores}, indent=2) + "\n"
@@ -99,7 +100,11 @@ def _of_the_folder() -> str:
     check_keys(file, "", table, ["store"])
     volumes = table.get("store")
     named = volumes.split(",") if isinstance(volumes, str) else volumes
-    if not isinstance(named, list) or not named or not all(isinstance(one, str) and one.strip() for one in named):
+    if (
+        not isinstance(named, list)
+        or not named
+        or not all(isinstance(volume, str) and volume.strip() for volume in named)
+    ):
         raise WrongUsage(f'{file}: store: {volumes!r} names no volumes; write store = ["disk-1", "disk-2", "disk-3"]')
     return ",".join(place_of(file.absolute(), "store", volume.strip(), remote=True) for volume in named)
 

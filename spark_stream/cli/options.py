@@ -103,7 +103,7 @@ SkipDamageOption = Annotated[
 
 @contextmanager
 def open_store(volumes: str, take_over: bool = False, warns: bool = True) -> Iterator["Store"]:
-    """Open the store at comma-separated paths for one command. Reading takes no lock but to settle a power loss.
+    """Open the store at comma-separated paths for one command. Reading takes no lock but to recover from a power loss.
 
     `warns`: say on stderr which volumes are lost or damaged; not for commands that say more about them.
     """
@@ -147,10 +147,10 @@ def _foreign_advice(volumes: str) -> str:
     from storage_core.foreign import recognise_foreign
 
     layouts = [recognise_foreign(volume.strip()) for volume in volumes.split(",")]
-    found = next((layout for layout in layouts if layout is not None), None)
-    if found is None:
+    foreign = next((layout for layout in layouts if layout is not None), None)
+    if foreign is None:
         return ""
-    reads = f"Spark reads it with option layout={found}, and `jstream import {found}` brings it into a store"
+    reads = f"Spark reads it with option layout={foreign}, and `jstream import {foreign}` brings it into a store"
     return f"; a store of another server lies there: {reads}"
 
 
@@ -175,7 +175,7 @@ def is_attended() -> bool:
 
 
 def require_consent_possible(verb: str, force: bool, why: str = "needs confirmation") -> None:
-    """Refuse a verb that has to ask, before anything is touched, if it can neither ask nor was told not to."""
+    """Refuse a verb that has to ask, before anything is touched, if it cannot ask, and --force is not given."""
     if not force and not is_attended():
         raise WrongUsage(f"{verb} {why}, and this is no terminal: pass --force. Nothing was changed")
 

@@ -2,7 +2,7 @@
 
 Lines from standard input go to the store a batch at a time, each batch one append: some thousand lines when they come
 fast, what there is after LINGER_S when they come slowly. An append is there whole or not at all, and what was stored
-is printed at once, so whoever repeats a broken run knows the line to go on with.
+is printed at once, so whoever repeats a broken run knows the line to resume at.
 """
 
 import os
@@ -133,7 +133,7 @@ def publish(
         if by_line:
             stored = _append_all(stream, subject, LineBatches(_read_stdin, _stdin_ready), pairs, json)
             if not stored:
-                _tell_of_no_lines(asked_for=stdin or body == "-")
+                _report_no_lines(asked_for=stdin or body == "-")
             return
         data = sys.stdin.buffer.read() if from_input else os.fsencode(str(body))
         if count > 1:
@@ -147,11 +147,11 @@ def choose_stream(store: "Store", subject: str, name: str | None) -> "Stream":
     """Return the stream that is named, else the only one that takes the subject."""
     if name is not None:
         return store.stream(name)
-    found = streams_with(store, subject)
-    if len(found) > 1:
-        names = ", ".join(stream.name for stream in found)
+    streams = streams_with(store, subject)
+    if len(streams) > 1:
+        names = ", ".join(stream.name for stream in streams)
         raise WrongUsage(f"several streams take subject {subject}: pass --stream with one of {names}")
-    return found[0]
+    return streams[0]
 
 
 def _append_all(
@@ -176,7 +176,7 @@ def _append_all(
     return stored
 
 
-def _tell_of_no_lines(asked_for: bool) -> None:
+def _report_no_lines(asked_for: bool) -> None:
     """Say that standard input held nothing; refuse it where nobody named it as the place of the messages.
 
     A job without a terminal (cron, `</dev/null`) reaches standard input by leaving BODY out, and may have meant an
@@ -191,7 +191,7 @@ def _tell_of_no_lines(asked_for: bool) -> None:
 
 
 def message_batch(subject: str, lines: list[bytes], headers: list[tuple[str, bytes]]) -> "pa.RecordBatch":
-    """Return messages in the write schema: one a line, all with the same subject and headers."""
+    """Return messages in the write schema: one per line, all with the same subject and headers."""
     import pyarrow as pa
 
     from storage_core.schema import HEADERS_TYPE

@@ -41,8 +41,8 @@ def parse_pairs(texts: list[str], separator: str, option: str) -> list[tuple[str
     """Return (key, value) for each `key<separator>value`; the value may hold the separator again."""
     pairs = []
     for text in texts:
-        key, found, value = text.partition(separator)
-        if not found or not key.strip():
+        key, divider, value = text.partition(separator)
+        if not divider or not key.strip():
             raise WrongUsage(f"{option} {text!r}: write it as key{separator}value")
         pairs.append((key.strip(), value.strip()))
     return pairs

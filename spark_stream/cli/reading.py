@@ -1,4 +1,4 @@
-"""Messages of a stream for commands that print them; what is lost or damaged on the way is told."""
+"""Messages of a stream for commands that print them; what is lost or damaged on the way is reported."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -28,13 +28,13 @@ def read_messages(
     plan: "ReadPlan",
     subject: str | None,
     skip_damage: bool,
-    tell: Callable[[str], None] = say,
+    report: Callable[[str], None] = say,
     columns: tuple[str, ...] = PRINTED_COLUMNS,
 ) -> "Iterator[pa.RecordBatch]":
     """Yield what the plan covers, in these columns.
 
-    Raises DataLossError at what no copy has; with `skip_damage`, `tell` hears of it and the rest is read. It also hears
-    of bad copies that others stood in for.
+    Raises DataLossError at what no copy has; with `skip_damage`, `report` gets its text and the rest is read. It
+    also gets texts on bad copies that others stood in for.
     """
     from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
     from storage_core.store.stream import check_filters
@@ -42,10 +42,10 @@ def read_messages(
     on_loss = "skip" if skip_damage else "raise"
     options = ReadOptions(columns, subject_filters=check_filters(subject), on_loss=on_loss)
 
-    def report(damage: ReadDamage) -> None:
+    def report_damage(damage: ReadDamage) -> None:
         if damage.served:
-            tell(str(damage))
-        elif skip_damage:  # otherwise the error says it all; nobody needs to hear it twice
-            tell(f"skipped: {damage}")
+            report(str(damage))
+        elif skip_damage:  # otherwise the error says it all; nobody needs to read it twice
+            report(f"skipped: {damage}")
 
-    yield from read_slices(plan.slices, options, report, env=store.environment)
+    yield from read_slices(plan.slices, options, report_damage, env=store.environment)

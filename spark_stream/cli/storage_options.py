@@ -6,28 +6,28 @@ from collections.abc import Sequence
 import typer
 
 OPTION = "--storage-option"
-_given: dict[str, str] = {}  # to the command that this process runs
+_settings: dict[str, str] = {}  # to the command that this process runs
 
 
 def storage_options() -> dict[str, str]:
     """Return what the words of the command say; without any the environment counts. Never shown: it holds secrets."""
-    return dict(_given)
+    return dict(_settings)
 
 
 def keep_storage_options(texts: Sequence[str]) -> None:
     """Keep settings for the verb. Raises BadParameter, which does not quote them."""
-    _given.clear()
+    _settings.clear()
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
             raise typer.BadParameter("it takes KEY=VALUE, as aws_region=eu-central-1", param_hint=OPTION)
-        _given[key.strip().lower()] = value
+        _settings[key.strip().lower()] = value
 
 
 def put_into_environment() -> None:
     """Let them count as part of the environment: for all that this process starts, and for each store that it opens."""
-    os.environ.update({key.upper(): value for key, value in _given.items()})
-    _given.clear()
+    os.environ.update({key.upper(): value for key, value in _settings.items()})
+    _settings.clear()
 
 
 def in_front(words: Sequence[str]) -> list[str]:

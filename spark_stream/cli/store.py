@@ -99,9 +99,9 @@ def create(
         settings["permissions"] = permissions
     paths = [path for volume in volumes for path in volume.split(",")]
     with Store.create(paths, storage_options=storage_options(), **settings) as store:
-        found = store.info()
+        described = store.info()
     say("created the store")
-    _print_info(found, json)
+    _print_info(described, json)
 
 
 @app.command("edit")
@@ -137,8 +137,8 @@ def edit(
                 pattern: {**kept.get(pattern, {}), **new.get(pattern, {})} for pattern in {**kept, **new}
             }
         opened.edit(**settings)
-        found = opened.info()
-    _print_info(found, json)
+        described = opened.info()
+    _print_info(described, json)
 
 
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def info(store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the store: its settings, size and volumes."""
     with open_store(store) as opened:
-        found = opened.info()
-    _print_info(found, json)
+        described = opened.info()
+    _print_info(described, json)
 
 
 def _print_info(info: dict[str, Any], json: bool) -> None:

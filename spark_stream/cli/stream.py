@@ -184,16 +184,16 @@ def list_streams(
 ) -> None:
     """List the streams."""
     with open_store(store) as opened:
-        found = [info for info in _summaries(opened) if subject is None or _may_hold(info, subject)]
-    _print_list(found, names, json)
+        streams = [info for info in _summaries(opened) if subject is None or _may_hold(info, subject)]
+    _print_list(streams, names, json)
 
 
 @app.command("info")
 def info(name: StreamArgument, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show one stream: configuration, state, replicas."""
     with open_store(store) as opened:
-        found, labels = opened.stream(name).info(), volume_labels(opened)
-    _print_info(found, labels, json)
+        described, labels = opened.report([name], exact_times=True)[0], volume_labels(opened)
+    _print_info(described, labels, json)
 
 
 @app.command("report")
@@ -240,8 +240,8 @@ def find(
         )
 
     with open_store(store) as opened:
-        found = [stream for stream in _summaries(opened) if meets(stream) is not invert]
-    _print_list(found, names, json)
+        streams = [stream for stream in _summaries(opened) if meets(stream) is not invert]
+    _print_list(streams, names, json)
 
 
 @app.command("rm")
@@ -398,7 +398,7 @@ def _show_report(store: str, json: bool) -> None:
 def _report_row(info: dict[str, Any]) -> list[Any]:
     state, replicas = info["state"], info["cluster"]["replicas"]
     states = [replica["state"] for replica in replicas]
-    counts = {one: states.count(one) for one in sorted(states, key=lambda one: (one != "current", one))}
+    counts = {state: states.count(state) for state in sorted(states, key=lambda state: (state != "current", state))}
     return [
         info["config"]["name"],
         state["messages"],
@@ -407,7 +407,7 @@ def _report_row(info: dict[str, Any]) -> list[Any]:
         state["last_seq"],
         _removed(state),
         sum(end - first for first, end in state["lost_ranges"]),
-        ", ".join(f"{count} {one}" for one, count in counts.items()),
+        ", ".join(f"{count} {state}" for state, count in counts.items()),
         sum(replica["damaged_blocks"] for replica in replicas),
     ]
 

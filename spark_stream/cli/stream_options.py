@@ -17,7 +17,7 @@ SubjectsOption = Annotated[
 ReplicasOption = Annotated[
     int | None, typer.Option("--replicas", metavar="N", help="Number of copies. Default of add: one per volume.")
 ]
-DescriptionOption = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What the stream is for.")]
+DescriptionOption = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is for.")]
 CompressionOption = Annotated[
     str | None, typer.Option("--compression", metavar="none|lz4|zstd", help="Codec of blocks written from now on.")
 ]
@@ -102,7 +102,7 @@ CONFIG_SIZE_MAX = 1024 * 1024  # bytes
 
 # The parameter of a command: the key of the configuration, and how what was typed becomes its value.
 _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "subjects": ("subjects", lambda texts: [one.strip() for text in texts for one in text.split(",")]),
+    "subjects": ("subjects", lambda texts: [subject.strip() for text in texts for subject in text.split(",")]),
     "replicas": ("num_replicas", int),
     "description": ("description", str),
     "compression": ("compression", str),
@@ -136,9 +136,9 @@ def configuration(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that a command's parameters ask for: those of `--config FILE` first, then the options."""
     chosen = read_config_file(Path(parameters["config"])) if parameters["config"] else {}
     for parameter, (key, convert) in _KEYS.items():
-        given = parameters[parameter]
-        if given is not None and given != () and given != []:  # an option that was not repeated even once is empty
-            chosen[key] = convert(given)
+        value = parameters[parameter]
+        if value is not None and value != () and value != []:  # an option that was not repeated even once is empty
+            chosen[key] = convert(value)
     return chosen
 
 
@@ -149,11 +149,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if len(content) > CONFIG_SIZE_MAX:
         raise WrongUsage(f"--config {path}: more than {CONFIG_SIZE_MAX} bytes are no configuration")
     try:
-        found = json.loads(content)
+        config = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise WrongUsage(f"--config {path}: not JSON: {error}") from error
-    if isinstance(found, dict) and isinstance(found.get("config"), dict):
-        found = found["config"]
-    if not isinstance(found, dict):
-        raise WrongUsage(f"--config {path}: holds {type(found).__name__}, not an object with configuration keys")
-    return found
+    if isinstance(config, dict) and isinstance(config.get("config"), dict):
+        config = config["config"]
+    if not isinstance(config, dict):
+        raise WrongUsage(f"--config {path}: holds {type(config).__name__}, not an object with configuration keys")
+    return config

@@ -1,4 +1,4 @@
-"""SIGTERM for commands that go on until they are told to stop: noted, and it ends a wait at once."""
+"""SIGTERM for commands that run until they are stopped: noted, and it ends a wait at once."""
 
 import os
 import select

@@ -26,23 +26,23 @@ def verify(
 ) -> None:
     """Read and check everything: metadata, and every byte of every copy. Exit code 1 if anything is damaged."""
     with open_store(store) as opened, progress_bar("blocks") as progress:
-        found = opened.verify(progress=progress, streams=streams or None)
+        report = opened.verify(progress=progress, streams=streams or None)
         labels = volume_labels(opened)
     if json:
-        print_json(found)
+        print_json(report)
     else:
-        print_verdict(found, labels)
-    if not found["ok"]:
+        print_verdict(report, labels)
+    if not report["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
 
-def print_verdict(found: dict[str, Any], labels: Mapping[str, str]) -> None:
+def print_verdict(report: dict[str, Any], labels: Mapping[str, str]) -> None:
     """Print the damage that was found as a table; the verdict itself is talk."""
-    damage = found["damage"]
+    damage = report["damage"]
     if damage:
         print_table(_COLUMNS, volume_rows(runs_of(damage), _COLUMNS, labels), "Damage")
-    verdict = "all is well" if found["ok"] else f"{counted(len(damage), 'damaged place')}; {REMEDY}"
-    say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
+    verdict = "all is well" if report["ok"] else f"{counted(len(damage), 'damaged place')}; {REMEDY}"
+    say(f"{counted(report['checked_blocks'], 'block')} checked: {verdict}")
 
 
 def runs_of(damage: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -81,7 +81,7 @@ def short_path(file: str, label: str) -> str:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[ProgressCall | None]:
+def progress_bar(label: str) -> Iterator[ProgressCall | None]:
     """Show a bar on stderr while the body runs, if that is a terminal; it is fed (done, total)."""
     if not sys.stderr.isatty():
         yield None
@@ -91,5 +91,5 @@ def progress_bar(what: str) -> Iterator[ProgressCall | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -61,7 +61,7 @@ def run(source: Path, output: Path) -> bool:
     report.summary()
     (output / "report.txt").write_text(report.console.export_text().lstrip())
     report.console.print(f"The same as a page: {output / 'report.html'}", markup=False)
-    report.console.print(f"Nodes, store, pipeline and table are in {output}, to go on with", markup=False)
+    report.console.print(f"Nodes, store, pipeline and table are in {output}, to play with", markup=False)
     pages = f"jstream ui --store {quote(str(folder.volumes(output)[0]))}"
     report.console.print(f"Look at the store in a browser: {pages}", markup=False)
     return report.ok
@@ -87,7 +87,7 @@ class Job:
         self.repair()
         self.consume_again()
         self.look_at_the_table()
-        self.tell_the_story()
+        self.summarise()
 
     # --- the nodes of the cluster
 
@@ -113,12 +113,12 @@ class Job:
 
     def check_content(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Hold messages against what the client got."""
-        found = digest(
+        sha256 = digest(
             (row["sequence"], row["subject"], row["timestamp_ns"], headers_of(row), bytes(row["data"])) for row in rows
         )
         self.report.check(
-            f"sequence, subject, time, headers and data of each are what the client got (SHA-256 {found[:12]}...)",
-            found == digest(map(as_the_client_got_it, self.expected)),
+            f"sequence, subject, time, headers and data of each are what the client got (SHA-256 {sha256[:12]}...)",
+            sha256 == digest(map(as_the_client_got_it, self.expected)),
             "they differ",
         )
 
@@ -142,7 +142,9 @@ class Job:
     def check_billing(self, info: Mapping[str, Any]) -> None:
         """Hold the cluster's consumer, whose filter takes payments, against the messages."""
         delivered, pending = info["delivered"]["stream_seq"], info["num_pending"]
-        paid = sum(one["seq"] > delivered and one["subject"].startswith("orders.paid.") for one in self.expected)
+        paid = sum(
+            message["seq"] > delivered and message["subject"].startswith("orders.paid.") for message in self.expected
+        )
         self.report.check(
             f"the cluster's consumer {BILLING} came along: it stands at {delivered:,}, and {pending:,} payments follow",
             pending == paid,
@@ -235,10 +237,12 @@ class Job:
         with Store.open(self.disks) as store:
             done = store.repair()
             self.report.check("the repair left nothing bad", done["ok"], str(done)[:300])
-            names = {one["name"]: Path(one["path"]).name for one in store.cluster_info()["volumes"]}
+            names = {volume["name"]: Path(volume["path"]).name for volume in store.cluster_info()["volumes"]}
             events = [event for event in store.events() if event["volume"]]
-            told = Counter((names[event["volume"]], event["kind"], event["before"], event["after"]) for event in events)
-            for (name, kind, before, after), count in told.items():
+            event_counts = Counter(
+                (names[event["volume"]], event["kind"], event["before"], event["after"]) for event in events
+            )
+            for (name, kind, before, after), count in event_counts.items():
                 times = "" if count == 1 else f", {count} times"
                 self.report.say(f"event {kind}: {name}, from {before} to {after}{times}")
             drift = rescue.compare(store, STREAM)
@@ -277,7 +281,7 @@ class Job:
         ).collect()
         rows = [(row["region"], f"{row['payments']:,}", f"{row['amount']:,.2f}", row["currency"]) for row in paid]
         self.report.show_table(("paid orders of region", "payments", "amount", "currency"), rows)
-        bodies = [(one["subject"].split(".")[2], json.loads(one["data"])) for one in self.expected]
+        bodies = [(message["subject"].split(".")[2], json.loads(message["data"])) for message in self.expected]
         expected: Counter[tuple[str, str]] = Counter()
         for region, body in bodies:
             if body["event"] == "paid":
@@ -294,11 +298,11 @@ class Job:
             str(dict(expected)),
         )
 
-    def tell_the_story(self) -> None:
+    def summarise(self) -> None:
         """Say what the page begins with, by the numbers of this run."""
         with Store.open(self.disks, read_only=True) as store:
             recovered = store.stream(STREAM).read(end=self.bad).read_all().num_rows
-        self.report.tell(
+        self.report.begin_page(
             f"Three broken nodes of a NATS cluster held the orders of a shop, and none of them had all. "
             f"{recovered:,} of {len(self.expected):,} messages were recovered, which SHA-256 confirms, and went into a "
             f"{self.kind.capitalize()} table while one disk was deleted and another one damaged.",
@@ -317,12 +321,12 @@ def made_with(duration_s: float) -> str:
 
 
 def headers_of(message: Mapping[str, Any]) -> tuple[tuple[str, bytes], ...]:
-    return tuple((one["key"], bytes(one["value"])) for one in message["headers"] or ())
+    return tuple((header["key"], bytes(header["value"])) for header in message["headers"] or ())
 
 
-def as_the_client_got_it(one: Mapping[str, Any]) -> Message:
-    headers = tuple((key, value.encode()) for key, value in one["headers"])
-    return one["seq"], one["subject"], one["time_ns"], headers, one["data"].encode()
+def as_the_client_got_it(message: Mapping[str, Any]) -> Message:
+    headers = tuple((key, value.encode()) for key, value in message["headers"])
+    return message["seq"], message["subject"], message["time_ns"], headers, message["data"].encode()
 
 
 def digest(messages: Iterable[Message]) -> str:

@@ -23,7 +23,7 @@ class Count:
     """How many messages one stage has, and how many it must have."""
 
     stage: str
-    found: int
+    actual: int
     expected: int
     because: str  # where the expected number comes from
 
@@ -71,26 +71,26 @@ class Report:
         self.console.print(f"\n[bold]{self.now.title}[/bold]")
 
     def say(self, text: str) -> None:
-        self._tell(Fact(text))
+        self._add(Fact(text))
 
-    def count(self, stage: str, found: int, expected: int, because: str) -> None:
+    def count(self, stage: str, actual: int, expected: int, because: str) -> None:
         """Note a stage's count; it is shown again at the end."""
-        self.counts.append(Count(stage, found, expected, because))
-        self.check(f"{stage}: {found:,}", found == expected, f"must be {expected:,}, {because}")
+        self.counts.append(Count(stage, actual, expected, because))
+        self.check(f"{stage}: {actual:,}", actual == expected, f"must be {expected:,}, {because}")
 
     def check(self, text: str, holds: bool, otherwise: str) -> None:
         """Print the text as a fact that holds, or as one that does not."""
         self.ok = self.ok and holds
-        self._tell(Fact(text if holds else f"WRONG {text}: {otherwise}", holds))
+        self._add(Fact(text if holds else f"WRONG {text}: {otherwise}", holds))
 
-    def _tell(self, fact: Fact) -> None:
+    def _add(self, fact: Fact) -> None:
         self.now.facts.append(fact)
         self._print(f"{'- ' if fact.holds is None else 'ok ' if fact.holds else ''}{fact.text}")
 
     def _print(self, text: str) -> None:
         self.console.print(f"  {text}", markup=False)
 
-    def tell(self, story: str, numbers: Sequence[tuple[str, str]]) -> None:
+    def begin_page(self, story: str, numbers: Sequence[tuple[str, str]]) -> None:
         """Note what the page begins with."""
         self.story, self.numbers = story, list(numbers)
 
@@ -125,8 +125,8 @@ class Report:
         """Return the counts as people read them, as COUNTS_HEAD."""
         rows = []
         for count in self.counts:
-            wrong = "" if count.found == count.expected else "WRONG "
-            rows.append((count.stage, f"{wrong}{count.found:,}", f"{count.expected:,}", count.because))
+            wrong = "" if count.actual == count.expected else "WRONG "
+            rows.append((count.stage, f"{wrong}{count.actual:,}", f"{count.expected:,}", count.because))
         return rows
 
     def summary(self) -> None:

@@ -15,7 +15,7 @@ from storage_core.store.imports.parts import PartRecord, PartTask, write_part
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAVE = 4  # tasks of one job, a core: progress is told, and records of finished parts come in, between jobs
+WAVE = 4  # tasks of one job, a core: progress is reported, and records of finished parts come in, between jobs
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False
 
 
 def json_lines(batch: "pa.RecordBatch") -> str:
-    """Return the messages as CONTRACT has them, one a line."""
+    """Return the messages as CONTRACT has them, one per line."""
     return "".join(_json_line(*row[1:]) for row in _rows(batch))
 
 

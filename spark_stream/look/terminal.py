@@ -40,35 +40,35 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print names and the like, one a line, escaped as they need it."""
+    """Print names and the like, one per line, escaped as they need it."""
     write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def say(text: str) -> None:
-    """Tell the person something that is no data."""
+    """Print on stderr what is for people and no data."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
 class Warnings(logging.Handler):
-    """Tells the person what the store warns of, each thing once in a command."""
+    """Prints what the store warns of, each warning once in a command."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
     @classmethod
     def listen(cls) -> None:
         """Begin a command: from here on warnings go to its person."""
         logger = logging.getLogger("storage_core")
-        for handler in [one for one in logger.handlers if isinstance(one, cls)]:
+        for handler in [handler for handler in logger.handlers if isinstance(handler, cls)]:
             logger.removeHandler(handler)
         logger.addHandler(cls())
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text in self._told:
+        if text in self._shown:
             return
-        self._told.add(text)
+        self._shown.add(text)
         try:
             say(f"warning: {text}")
         except OSError:

@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from datasource.places import open_store
+from datasource.store_opening import open_store
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONSOLE, DELTA, PARQUET, UPSERT, Pipeline
 from spark_stream.pipelines.errors import BackfillRefusedError, RunFailedError
@@ -71,7 +71,7 @@ def resolve(
             raise BackfillRefusedError(f"{', '.join(names)} do not share their sequences: give times")
         ranges = {name: _range(store, name, first, end, since_ns, until_ns) for name in names}
         incarnations = {name: store.stream(name).incarnation.hex() for name in names}
-    ranges = {name: one for name, one in ranges.items() if one[0] < one[1]}
+    ranges = {name: bounds for name, bounds in ranges.items() if bounds[0] < bounds[1]}
     if not ranges:
         raise BackfillRefusedError("there are no messages in that range")
     return Wanted(ranges, {name: incarnations[name] for name in ranges})
@@ -99,8 +99,8 @@ class Backfill:
         self._pipeline = prepared.pipeline
         self._beginnings = Beginnings(state, self._pipeline)
         self._beginnings.look()
-        found = state.read(BACKFILLS)
-        self._before: list[dict[str, Any]] = found if isinstance(found, list) else []
+        backfills = state.read(BACKFILLS)
+        self._before: list[dict[str, Any]] = backfills if isinstance(backfills, list) else []
         self.summary = summary
 
     def check(self) -> None:
@@ -145,25 +145,25 @@ class Backfill:
                     first=first,
                     end=end,
                 )
-            for one_first, one_end, when in self._other_backfills(name, "begun"):
-                if first < one_end and one_first < end:
+            for other_first, other_end, when in self._other_backfills(name, "begun"):
+                if first < other_end and other_first < end:
                     raise BackfillRefusedError(
-                        f"{name} [{one_first}, {one_end}) was backfilled, begun {when}: an append of [{first}, {end}) "
-                        "would store some of it twice. "
+                        f"{name} [{other_first}, {other_end}) was backfilled, begun {when}: an append of "
+                        f"[{first}, {end}) would store some of it twice. "
                         "The same range again is safe, and so is what it does not overlap",
                         stream=name,
-                        first=one_first,
-                        end=one_end,
+                        first=other_first,
+                        end=other_end,
                     )
 
-    def _other_backfills(self, name: str, what: str) -> Iterable[tuple[int, int, str]]:
+    def _other_backfills(self, name: str, stage: str) -> Iterable[tuple[int, int, str]]:
         """Yield the ranges of this stream that other backfills have begun or done, with the time."""
-        for one in self._before:
-            known = one["ranges"].get(name)
-            if known is None or what not in one or one["ranges"] == self._wanted.to_json():
+        for backfill in self._before:
+            known = backfill["ranges"].get(name)
+            if known is None or stage not in backfill or backfill["ranges"] == self._wanted.to_json():
                 continue
             if known["incarnation"] == self._wanted.incarnations[name]:
-                yield known["first"], known["end"], one[what]
+                yield known["first"], known["end"], backfill[stage]
 
     def execute(self) -> None:
         """Store the range. Call `check` before. Raises RunFailedError."""
@@ -183,8 +183,8 @@ class Backfill:
             parsed = self._without_known_letters(parsed)
         identity = self._wanted.identity(self._pipeline.name)
         self.summary.add_batch(*store_batch(self._prepared, parsed, identity, with_letters))
-        first = {name: one[0] for name, one in self._wanted.ranges.items()}
-        self.summary.cover(first, {name: one[1] for name, one in self._wanted.ranges.items()})
+        first = {name: bounds[0] for name, bounds in self._wanted.ranges.items()}
+        self.summary.cover(first, {name: bounds[1] for name, bounds in self._wanted.ranges.items()})
 
     def _without_known_letters(self, parsed: DataFrame) -> DataFrame:
         """Leave out bad messages that an earlier reader has put among the dead letters."""
@@ -198,14 +198,16 @@ class Backfill:
                 known = known | (is_it & (F.col("sequence") >= first) & (F.col("sequence") < end))
         return parsed.where(F.col(REASON).isNull() | ~known)
 
-    def _note(self, what: str) -> None:
+    def _note(self, stage: str) -> None:
         """Keep that this backfill has begun, before it stores anything, or that it is done."""
         ranges = self._wanted.to_json()
-        entry: dict[str, Any] = next((one for one in self._before if one["ranges"] == ranges), {"ranges": ranges})
+        entry: dict[str, Any] = next(
+            (backfill for backfill in self._before if backfill["ranges"] == ranges), {"ranges": ranges}
+        )
         if entry not in self._before:
             self._before.append(entry)
-        if what == "done" or "begun" not in entry:
-            entry[what] = now_text()
+        if stage == "done" or "begun" not in entry:
+            entry[stage] = now_text()
         self._state.write(BACKFILLS, self._before)
 
 

@@ -19,8 +19,8 @@ class Beginnings:
 
     def __init__(self, state: PipelineState, pipeline: Pipeline) -> None:
         self._state, self._pipeline = state, pipeline
-        found = state.read(STATE)
-        self._record: dict[str, Any] = found if isinstance(found, dict) else {}
+        record = state.read(STATE)
+        self._record: dict[str, Any] = record if isinstance(record, dict) else {}
         self._looked: set[int] = set()
 
     def check(self, new_checkpoint: bool) -> None:
@@ -69,7 +69,7 @@ class Beginnings:
         """Take from Spark's offsets where streams begin, and keep what is new."""
         begins = self._record.setdefault("begins", {})
         changed = False
-        for stream, incarnation, sequence in self._found():
+        for stream, incarnation, sequence in self._new_begins():
             known = begins.get(stream)
             if known is None or known["incarnation"] != incarnation or sequence < known["sequence"]:
                 begins[stream] = {"incarnation": incarnation, "sequence": sequence}
@@ -82,27 +82,27 @@ class Beginnings:
 
     def sequences(self) -> dict[str, int]:
         """Return for each stream the first sequence that the pipeline was to read."""
-        return {stream: one["sequence"] for stream, one in self._record.get("begins", {}).items()}
+        return {stream: begin["sequence"] for stream, begin in self._record.get("begins", {}).items()}
 
     def incarnations(self) -> dict[str, str]:
-        return {stream: one["incarnation"] for stream, one in self._record.get("begins", {}).items()}
+        return {stream: begin["incarnation"] for stream, begin in self._record.get("begins", {}).items()}
 
-    def _found(self) -> list[tuple[str, str, int]]:
+    def _new_begins(self) -> list[tuple[str, str, int]]:
         """Return (stream, incarnation, sequence) of each beginning in offsets that were not looked at before."""
         folder = self._state.checkpoint / "offsets"
         numbers = {int(name) for name in names_in(folder) if name.isdigit()}
-        found = []
+        begins = []
         for number in sorted(numbers - self._looked):
             self._looked.add(number)
-            for stream, one in _offset(folder / str(number)).items():
-                if "begin" in one:
-                    found.append((stream, str(one["incarnation"]), int(one["begin"])))
-        return found
+            for stream, position in _offset(folder / str(number)).items():
+                if "begin" in position:
+                    begins.append((stream, str(position["incarnation"]), int(position["begin"])))
+        return begins
 
 
 def _offset(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(read_whole(path).decode().splitlines()[2])
+        offset = json.loads(read_whole(path).decode().splitlines()[2])
     except (OSError, ValueError, IndexError):
         return {}  # purged a moment ago, or not written to its end
-    return found if isinstance(found, dict) else {}
+    return offset if isinstance(offset, dict) else {}

@@ -56,7 +56,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     consumer: str = ""
     consumer_takeover: bool = False
     subject: str = ""
-    start: str | int | dict[str, int] = ""  # earliest, latest, consumer, a time, a sequence, one a stream
+    start: str | int | dict[str, int] = ""  # earliest, latest, consumer, a time, a sequence, one per stream
     fail_on_data_loss: bool = True
     max_messages: Count | None = None  # a batch, at most
     max_bytes: Count | None = None
@@ -173,27 +173,27 @@ def load_pipeline(file: Path, store: str | None = None) -> Pipeline:
     Raises DefinitionError naming file, key, what came and what is taken, and OSError.
     """
     file = Path(os.path.abspath(file))
-    found = substitute(file, read_toml(file), VERBATIM)
-    top = {key: value for key, value in found.items() if key not in _TABLES}
+    tables = substitute(file, read_toml(file), VERBATIM)
+    top = {key: value for key, value in tables.items() if key not in _TABLES}
     known = list(_Top.__struct_fields__)
-    check_keys(file, "", found, [*known, *_TABLES])
+    check_keys(file, "", tables, [*known, *_TABLES])
     for table in ("source", "sink"):
-        if table not in found:
+        if table not in tables:
             raise DefinitionError(file, table, f"is missing: a pipeline has a table [{table}]")
     head = to_struct(file, "", top, _Top)
-    dead = found.get("dead_letters")
+    dead = tables.get("dead_letters")
     made = Pipeline(
         file=file,
         name=head.name or file.stem,
         description=head.description,
         checkpoint=head.checkpoint,
-        source=_source(file, found["source"]),
-        payload=to_struct(file, "payload", found.get("payload", {}), Payload),
-        transform=to_struct(file, "transform", found.get("transform", {}), Transform),
-        sink=_sink(file, found["sink"]),
+        source=_source(file, tables["source"]),
+        payload=to_struct(file, "payload", tables.get("payload", {}), Payload),
+        transform=to_struct(file, "transform", tables.get("transform", {}), Transform),
+        sink=_sink(file, tables["sink"]),
         dead_letters=None if dead is None else to_struct(file, "dead_letters", dead, DeadLetters),
-        trigger=to_struct(file, "trigger", found.get("trigger", {}), Trigger),
-        spark=_settings(file, found.get("spark", {})),
+        trigger=to_struct(file, "trigger", tables.get("trigger", {}), Trigger),
+        spark=_settings(file, tables.get("spark", {})),
     )
     _check(made)
     return _resolved(made, store or os.environ.get(STORE_VARIABLE, ""))
@@ -216,22 +216,22 @@ def _sink(file: Path, table: object) -> Sink:
     assert isinstance(table, Mapping), table
     for key in table:
         if key not in ("kind", "mode", *taken):
-            told = f"means nothing with kind = {sink.kind!r}; taken are {', '.join(taken)}"
-            raise DefinitionError(file, f"sink.{key}", told)
+            reason = f"means nothing with kind = {sink.kind!r}; valid keys are {', '.join(taken)}"
+            raise DefinitionError(file, f"sink.{key}", reason)
     return sink
 
 
 def _texts(file: Path, place: str, table: Mapping[str, Any]) -> dict[str, str]:
     """Return options or settings as Spark takes them; names with dots may be quoted or tables within tables."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": text for name, text in _texts(file, f"{place}.{key}", value).items()}
+            texts |= {f"{key}.{name}": text for name, text in _texts(file, f"{place}.{key}", value).items()}
         elif isinstance(value, (bool, int, float, str)):
-            found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+            texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
         else:
             raise DefinitionError(file, f"{place}.{key}", f"{value!r} is not text, a number, or true or false")
-    return found
+    return texts
 
 
 def _settings(file: Path, table: object) -> dict[str, str]:
@@ -290,10 +290,10 @@ def _check_start(file: Path, source: Source) -> None:
         for name in start:
             if not any(fnmatchcase(name, stream) for stream in source.streams):
                 near = did_you_mean(name, source.streams)
-                told = f"{name!r} is not read here: source.stream is {', '.join(source.streams)}{near}"
-                raise DefinitionError(file, "source.start", told)
-    one = len(source.streams) == 1 and not is_glob(source.streams[0])
-    if isinstance(start, int) and not one:
+                reason = f"{name!r} is not read here: source.stream is {', '.join(source.streams)}{near}"
+                raise DefinitionError(file, "source.start", reason)
+    is_one_stream = len(source.streams) == 1 and not is_glob(source.streams[0])
+    if isinstance(start, int) and not is_one_stream:
         raise DefinitionError(
             file,
             "source.start",
@@ -415,13 +415,13 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
     file, replace = pipeline.file, msgspec.structs.replace
     default = [volume_path(volume.strip(), "store") for volume in store.split(",") if volume.strip()]
 
-    def volumes(key: str, given: str | list[str], otherwise: list[str]) -> list[str]:
-        found = [volume_of(file, key, volume) for volume in _listed(given)] or otherwise
-        if not found:
+    def volumes(key: str, text: str | list[str], otherwise: list[str]) -> list[str]:
+        paths = [volume_of(file, key, volume) for volume in _listed(text)] or otherwise
+        if not paths:
             raise DefinitionError(
                 file, key, f"is missing: the volumes of the store; or pass --store, or set {STORE_VARIABLE}"
             )
-        return found
+        return paths
 
     source = replace(pipeline.source, store=volumes("source.store", pipeline.source.store, default))
     sink, dead = pipeline.sink, pipeline.dead_letters
@@ -459,8 +459,8 @@ def _check_folders(pipeline: Pipeline) -> None:
 
 
 def _listed(text: str | list[str]) -> list[str]:
-    given = text.split(",") if isinstance(text, str) else text
-    return [one.strip() for one in given if one.strip()]
+    listed = text.split(",") if isinstance(text, str) else text
+    return [volume.strip() for volume in listed if volume.strip()]
 
 
 def is_glob(stream: str) -> bool:

@@ -26,12 +26,11 @@ from typing import Any
 from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.toml import check_keys, read_toml, substitute, volume_of
 from storage_core import Store
-from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.config import SIZES, StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.quantities import parse_size
 
 MAKE, CHANGE, DELETE, CONFLICT = "make", "change", "delete", "conflict"
-_SIZES = ("max_msg_size", "max_bytes", "block_max_bytes")
 _IRREVERSIBLE = ("sealed", "deny_delete", "deny_purge")
 
 
@@ -88,18 +87,18 @@ class Plan:
 def load_definitions(file: Path) -> Definitions:
     """Return what the file defines; raises DefinitionError naming the key, what came and what is taken, and OSError."""
     file = Path(os.path.abspath(file))
-    found = substitute(file, read_toml(file))
-    check_keys(file, "", found, ("store", "streams", "settings"))
-    store = found.get("store", [])
+    tables = substitute(file, read_toml(file))
+    check_keys(file, "", tables, ("store", "streams", "settings"))
+    store = tables.get("store", [])
     listed = store.split(",") if isinstance(store, str) else store
-    if not isinstance(listed, list) or not all(isinstance(one, str) and one.strip() for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(volume, str) and volume.strip() for volume in listed):
         raise DefinitionError(file, "store", f"{store!r} is not a list of volumes")
-    streams = found.get("streams")
+    streams = tables.get("streams")
     if not isinstance(streams, Mapping) or not streams:
         raise DefinitionError(file, "streams", "is missing: each stream is a table [streams.NAME]")
     made = {name: _stream(file, name, table) for name, table in streams.items()}
     _check_folded(file, "streams", list(made))
-    settings = _settings(file, found.get("settings", {}))
+    settings = _settings(file, tables.get("settings", {}))
     return Definitions(file, [volume_of(file, "store", volume.strip()) for volume in listed], made, settings)
 
 
@@ -122,7 +121,7 @@ def _settings(file: Path, table: object) -> dict[str, Any]:
 def _sized(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys with sizes as numbers."""
     values = dict(keys)
-    for key in _SIZES:
+    for key in SIZES:
         if isinstance(values.get(key), str):
             values[key] = -1 if values[key] == "-1" else parse_size(values[key], key)
     return values
@@ -132,28 +131,29 @@ def _stream(file: Path, name: str, table: object) -> StreamDefinition:
     place = f"streams.{name}"
     if not isinstance(table, Mapping):
         raise DefinitionError(file, place, f"{table!r} is not a table of a stream's keys")
-    given = {key: value for key, value in table.items() if key != "consumers"}
-    if isinstance(given.get("consumer"), Mapping):
+    keys = {key: value for key, value in table.items() if key != "consumers"}
+    if isinstance(keys.get("consumer"), Mapping):
         raise DefinitionError(file, f"{place}.consumer", "there is no such key; did you mean 'consumers'?")
     consumers = table.get("consumers", {})
     if not isinstance(consumers, Mapping) or not all(isinstance(consumer, Mapping) for consumer in consumers.values()):
         raise DefinitionError(file, f"{place}.consumers", f"write each consumer as a table [{place}.consumers.NAME]")
     _check_folded(file, f"{place}.consumers", list(consumers))
-    config = _checked(file, place, name, given, StreamConfig)
+    config = _checked(file, place, name, keys, StreamConfig)
     made = {
-        one: _checked(file, f"{place}.consumers.{one}", one, keys, ConsumerConfig) for one, keys in consumers.items()
+        consumer: _checked(file, f"{place}.consumers.{consumer}", consumer, keys, ConsumerConfig)
+        for consumer, keys in consumers.items()
     }
     return StreamDefinition(config, made)
 
 
 def _checked(
-    file: Path, place: str, name: str, given: Mapping[str, Any], kind: "type[StreamConfig] | type[ConsumerConfig]"
+    file: Path, place: str, name: str, keys: Mapping[str, Any], kind: "type[StreamConfig] | type[ConsumerConfig]"
 ) -> dict[str, Any]:
     """Return the keys that are given, with the values that the store would keep for them."""
-    if given.get("name", name) != name:
-        raise DefinitionError(file, f"{place}.name", f"{given['name']!r} is not the name of the table; leave it out")
+    if keys.get("name", name) != name:
+        raise DefinitionError(file, f"{place}.name", f"{keys['name']!r} is not the name of the table; leave it out")
     try:
-        values = _sized({**given, "name": name})
+        values = _sized({**keys, "name": name})
         config = kind.from_mapping(values).to_json()
     except (ValueError, TypeError) as error:
         raise DefinitionError(file, place, str(error)) from error
@@ -163,9 +163,9 @@ def _checked(
 def _check_folded(file: Path, place: str, names: list[str]) -> None:
     folded: dict[str, str] = {}
     for name in names:
-        other = folded.setdefault(name.lower(), name)
-        if other != name:
-            raise DefinitionError(file, place, f"{other!r} and {name!r} differ in case only, and names must not")
+        known = folded.setdefault(name.lower(), name)
+        if known != name:
+            raise DefinitionError(file, place, f"{known!r} and {name!r} differ in case only, and names must not")
 
 
 def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
@@ -177,11 +177,11 @@ def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
     unnamed: list[str] = []
     present = store.streams()
     for name, definition in wanted.streams.items():
-        actions += _without_what_cannot_be(store, name, _plan_stream(store, name, definition, name in present))
+        actions += _with_conflicts(store, name, _plan_stream(store, name, definition, name in present))
         if name in present:
             extra = [consumer for consumer in store.stream(name).consumers() if consumer not in definition.consumers]
-            unnamed += [f"{name}/{one}" for one in extra]
-            actions += [Action(DELETE, name, one) for one in extra if delete]
+            unnamed += [f"{name}/{consumer}" for consumer in extra]
+            actions += [Action(DELETE, name, consumer) for consumer in extra if delete]
     others = [name for name in present if name not in wanted.streams]
     unnamed += others
     actions += [Action(DELETE, name) for name in others if delete]
@@ -191,7 +191,7 @@ def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
 def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: bool) -> list[Action]:
     if not exists:
         made = [Action(MAKE, name, changes=_news(definition.config))]
-        return made + [Action(MAKE, name, one, _news(keys)) for one, keys in definition.consumers.items()]
+        return made + [Action(MAKE, name, consumer, _news(keys)) for consumer, keys in definition.consumers.items()]
     stream = store.stream(name)
     now = stream.config.to_json()
     changes = _differences(now, definition.config)
@@ -199,7 +199,7 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
     kept = [key for key in changes if key in _IRREVERSIBLE and now[key]]
     if kept:
         actions = [Action(CONFLICT, name, changes=changes, reason=f"{kept[0]} cannot be taken back")]
-    known = {one.name: one.config.to_json() for one in stream.state().consumers.values()}
+    known = {consumer.name: consumer.config.to_json() for consumer in stream.state().consumers.values()}
     for consumer, keys in definition.consumers.items():
         if consumer not in known:
             actions.append(Action(MAKE, name, consumer, _news(keys)))
@@ -209,7 +209,7 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
     return actions
 
 
-def _without_what_cannot_be(store: Store, name: str, actions: list[Action]) -> list[Action]:
+def _with_conflicts(store: Store, name: str, actions: list[Action]) -> list[Action]:
     """Return the actions for one stream, those that the store would refuse as conflicts: nothing is done by halves."""
     volume_count = sum(not voter.learner for voter in store.state().voters)
     streams = store.streams()
@@ -218,7 +218,7 @@ def _without_what_cannot_be(store: Store, name: str, actions: list[Action]) -> l
     def reason(action: Action) -> str:
         among = consumers if action.consumer else streams
         wanted = action.consumer or name
-        alike = next((one for one in among if one.lower() == wanted.lower()), None)
+        alike = next((present for present in among if present.lower() == wanted.lower()), None)
         if action.kind == MAKE and alike is not None:
             return f"differs from {alike} only in case"
         count = action.changes.get("num_replicas", (None, 0))[1]

@@ -37,14 +37,14 @@ class CheckpointHeldError(PipelineError):
 
     code = "JSTREAM_CHECKPOINT_HELD"
     checkpoint: str | None = None
-    holder: str | None = None
+    owner: str | None = None
 
-    def __init__(self, checkpoint: object, holder: str) -> None:
-        super().__init__(str(checkpoint), holder)
-        self.checkpoint, self.holder = str(checkpoint), holder
+    def __init__(self, checkpoint: object, owner: str) -> None:
+        super().__init__(str(checkpoint), owner)
+        self.checkpoint, self.owner = str(checkpoint), owner
 
     def sentence(self) -> str:
-        return f"checkpoint {self.checkpoint} is held by {self.holder}"
+        return f"checkpoint {self.checkpoint} is held by {self.owner}"
 
 
 class BackfillRefusedError(PipelineError):

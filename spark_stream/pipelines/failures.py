@@ -61,11 +61,13 @@ def explain(error: BaseException) -> str:
     raised = _RAISED.search(text)
     if raised:
         return raised[1].strip()[:LENGTH_MAX]
-    found = [*_of_tracebacks(text)]
-    if not found:
-        found = [one for one in _CONDITION.findall(text) if one[0] not in _WRAPPERS] or _CAUSED.findall(text)
-    if found:
-        return f"{found[-1][0]}: {found[-1][1].strip()}"[:LENGTH_MAX]
+    reasons = [*_of_tracebacks(text)]
+    if not reasons:
+        reasons = [
+            condition for condition in _CONDITION.findall(text) if condition[0] not in _WRAPPERS
+        ] or _CAUSED.findall(text)
+    if reasons:
+        return f"{reasons[-1][0]}: {reasons[-1][1].strip()}"[:LENGTH_MAX]
     lines = [line.strip() for line in str(error).partition("JVM stacktrace:")[0].splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:3])}"[:LENGTH_MAX]
 
@@ -85,6 +87,6 @@ def _of_tracebacks(text: str) -> Iterator[tuple[str, str]]:
     """Yield the error, and what it says, at the end of each Python traceback in the text."""
     for part in text.split("Traceback (most recent call last):")[1:]:
         ends = (line for line in part.splitlines()[1:] if line and not line[0].isspace())
-        found = _OF_PYTHON.fullmatch(next(ends, ""))
-        if found and not found[1].startswith("Py4J"):
-            yield found[1], found[2]
+        end = _OF_PYTHON.fullmatch(next(ends, ""))
+        if end and not end[1].startswith("Py4J"):
+            yield end[1], end[2]

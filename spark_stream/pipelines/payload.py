@@ -62,13 +62,13 @@ def payload_fields(pipeline: Pipeline) -> Fields:
 
 def _parse_ddl(pipeline: Pipeline) -> StructType:
     try:
-        found = StructType.fromDDL(pipeline.payload.schema)
+        schema = StructType.fromDDL(pipeline.payload.schema)
     except Exception as error:  # what Spark raises differs with what is wrong
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
         raise DefinitionError(pipeline.file, "payload.schema", f"is not DDL that Spark takes: {lines[0]}") from error
-    if not isinstance(found, StructType) or not found.fields:
+    if not isinstance(schema, StructType) or not schema.fields:
         raise DefinitionError(pipeline.file, "payload.schema", "names no field")
-    return found
+    return schema
 
 
 def _check_names(pipeline: Pipeline, shown: StructType) -> None:
@@ -95,8 +95,8 @@ def _check_not_null(pipeline: Pipeline, path: str, kind: DataType, within: bool)
         for field in kind.fields:
             inner = f"{path}.{field.name}"
             if within and not field.nullable:
-                told = f"{inner} is NOT NULL within a list or a map, which is not checked; leave it out"
-                raise DefinitionError(pipeline.file, "payload.schema", told)
+                reason = f"{inner} is NOT NULL within a list or a map, which is not checked; leave it out"
+                raise DefinitionError(pipeline.file, "payload.schema", reason)
             _check_not_null(pipeline, inner, field.dataType, within)
 
 
@@ -156,8 +156,8 @@ def _from_json(text: Column, fields: list[StructField], corrupt: str, strict: bo
 
 def _reason(text: Column, parsed: Column, body: StructType, corrupt: str, format: str) -> Column:
     """Return why the parsed payload is bad, null if it is not; `text` is its JSON."""
-    what = "MessagePack" if format == MSGPACK else JSON.upper()
-    is_none = F.lit(f"payload is not {what}")
+    label = "MessagePack" if format == MSGPACK else JSON.upper()
+    is_none = F.lit(f"payload is not {label}")
     # Spark's parser stops behind the first value; what follows it would be lost without a word. As the only element
     # of a list and as the only value of an object: what closes the one too early does not close the other.
     value_count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
@@ -168,11 +168,11 @@ def _reason(text: Column, parsed: Column, body: StructType, corrupt: str, format
     failed = parsed.isNull() | parsed.getField(corrupt).isNotNull()
     explained = (
         F.when(value_count.isNull() | (value_count == 0), is_none)
-        .when(~F.ltrim(text).startswith("{"), F.lit(f"payload is {what}, but not an object"))
+        .when(~F.ltrim(text).startswith("{"), F.lit(f"payload is {label}, but not an object"))
         .when(~is_strict, is_none)
         .otherwise(F.coalesce(*[_misfit(text, field, corrupt) for field in body.fields], F.lit(_NOT_THE_SCHEMA)))
     )
-    more = F.when(is_strict, F.lit(f"payload is more than one {what} value")).otherwise(is_none)
+    more = F.when(is_strict, F.lit(f"payload is more than one {label} value")).otherwise(is_none)
     reason = F.when(failed, explained).when(~is_alone, more)
     for path in required_fields(body):
         steps = path.split("\0")
@@ -191,8 +191,8 @@ def _misfit(text: Column, field: StructField, corrupt: str) -> Column:
     shown = F.substring(F.get_json_object(text, f"$['{field.name}']"), 1, SHOWN_MAX)
     name = field.dataType.simpleString()
     kind = F.lit(f"is not {name if '<' in name else name.upper()}")
-    told = F.concat(F.lit(f"{field.name}: "), F.coalesce(F.concat(shown, F.lit(" "), kind), kind))
-    return F.when(alone.getField(corrupt).isNotNull(), told)
+    reason = F.concat(F.lit(f"{field.name}: "), F.coalesce(F.concat(shown, F.lit(" "), kind), kind))
+    return F.when(alone.getField(corrupt).isNotNull(), reason)
 
 
 def required_fields(struct: StructType, before: str = "") -> list[str]:
@@ -228,7 +228,7 @@ def msgpack_to_json(payloads: pa.Array) -> pa.Array:
     texts: list[str | None] = []
     problems: list[str | None] = []
     for payload in payloads:
-        text, problem = _one_to_json(payload.as_py())
+        text, problem = _payload_to_json(payload.as_py())
         texts.append(text)
         problems.append(problem)
     return pa.StructArray.from_arrays(
@@ -236,7 +236,7 @@ def msgpack_to_json(payloads: pa.Array) -> pa.Array:
     )
 
 
-def _one_to_json(payload: bytes | None) -> tuple[str | None, str | None]:
+def _payload_to_json(payload: bytes | None) -> tuple[str | None, str | None]:
     if payload is None:
         return None, "message has no payload"
     try:
@@ -256,9 +256,9 @@ def _named(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, list):
-        return [_named(one) for one in value]
+        return [_named(item) for item in value]
     if isinstance(value, dict):
-        return {key: _named(one) for key, one in value.items()}
+        return {key: _named(item) for key, item in value.items()}
     return value
 
 

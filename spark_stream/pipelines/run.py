@@ -109,7 +109,7 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
         parsed = made.parsed(no_messages(spark))
     except PySparkException as error:  # a type of the schema that the format has not
         raise DefinitionError(pipeline.file, "payload.schema", f"cannot be parsed: {explain(error)}") from error
-    # Over no messages: whatever is wrong with the transformation is told before the query starts.
+    # Over no messages: whatever is wrong with the transformation is reported before the query starts.
     rows = made.rows(parsed)
     made.schema, made.depends = rows.schema, dependence_on_batches(rows)
     _check_rows(made)
@@ -127,10 +127,10 @@ def _check_rows(prepared: Prepared) -> None:
         except ValueError as error:
             raise DefinitionError(file, "transform", f"rows for a stream: {error}") from error
     elif sink.kind == PARQUET and not prepared.is_row_by_row:
-        told = (
+        reason = (
             f"has {prepared.depends}, over one batch of messages; the Parquet sink takes rows one by one: write Delta"
         )
-        raise DefinitionError(file, "transform", told)
+        raise DefinitionError(file, "transform", reason)
     elif sink.kind == DELTA and (problem := misfit(prepared.spark, sink, schema)):
         raise DefinitionError(file, "sink", f"{sink.path or sink.table}: {problem}")
 
@@ -280,9 +280,9 @@ class Run:
             raise
 
     def _identity(self, checkpoint: str, number: int) -> Identity:
-        found = read_checkpoint(place(checkpoint))
-        assert found is not None, checkpoint  # Spark writes it before the first batch
-        return Identity(f"jstream-etl/{self._prepared.pipeline.name}/{found.query_id}", number, found.query_id)
+        offsets = read_checkpoint(place(checkpoint))
+        assert offsets is not None, checkpoint  # Spark writes it before the first batch
+        return Identity(f"jstream-etl/{self._prepared.pipeline.name}/{offsets.query_id}", number, offsets.query_id)
 
     # --- attending
 
@@ -297,7 +297,7 @@ class Run:
             time.sleep(POLL_S)
             if watch is not None:
                 self._follow(queries[0], watch)
-                self._tell(queries[0])
+                self._report_state(queries[0])
             if any(not query.isActive and query.exception() is not None for query in queries):
                 break
             if stop.asked.is_set():
@@ -316,8 +316,8 @@ class Run:
             raise failed[0]
 
     def _batch_done(self) -> int:
-        found = self._state.offsets()
-        return -1 if found is None else found.batch_done
+        offsets = self._state.offsets()
+        return -1 if offsets is None else offsets.batch_done
 
     def _follow(self, query: StreamingQuery, watch: Watcher) -> None:
         """Count the batches that were finished since the last look."""
@@ -328,28 +328,32 @@ class Run:
             or (last["batchId"] == self._seen + 1 and not _has_batch(last))
         ):
             return
-        for one in (json.loads(progress.json) for progress in query.recentProgress):
-            batch = one["batchId"]
-            if batch <= self._seen or not _has_batch(one):
+        for progress in (json.loads(update.json) for update in query.recentProgress):
+            batch = progress["batchId"]
+            if batch <= self._seen or not _has_batch(progress):
                 continue
             self._seen = batch
             self._beginnings.look()
             self._beginnings.note_batch(batch)
-            counts = self._counts.pop(batch, None) or _observed(one)
+            counts = self._counts.pop(batch, None) or _observed(progress)
             self.summary.add_batch(*counts)
-            source = one["sources"][0]
+            source = progress["sources"][0]
             end = sequences_of(source["endOffset"])
             self.summary.cover(self._first_of(source), end)
-            watch(Progress(batch, counts[0], counts[2], one.get("processedRowsPerSecond") or 0.0, _lag(source, end)))
+            watch(
+                Progress(batch, counts[0], counts[2], progress.get("processedRowsPerSecond") or 0.0, _lag(source, end))
+            )
 
-    def _tell(self, query: StreamingQuery) -> None:
+    def _report_state(self, query: StreamingQuery) -> None:
         """Report what a query does whose batches do not go through this process."""
         if not self._goes_through_batches() and query.status["isTriggerActive"]:
             self._report(f"batch {self._seen + 1}: reading and writing")
 
     def _first_of(self, source: Mapping[str, Any]) -> dict[str, int]:
         """Return where a batch began: where the one before it ended, and where streams joined."""
-        begins = {name: one["begin"] for name, one in (source["endOffset"] or {}).items() if "begin" in one}
+        begins = {
+            name: position["begin"] for name, position in (source["endOffset"] or {}).items() if "begin" in position
+        }
         return sequences_of(source["startOffset"]) | begins
 
 
@@ -382,7 +386,7 @@ def store_batch(
 
 
 def _has_batch(progress: Mapping[str, Any]) -> bool:
-    """Return whether the progress tells of a batch that was run, and not of a trigger that found nothing."""
+    """Return whether the progress is of a batch that was run, and not of a trigger that found nothing."""
     return "addBatch" in progress.get("durationMs", {})
 
 

@@ -50,9 +50,9 @@ def _session(pipeline: Pipeline) -> Iterator[SparkSession]:
 
 def conf_folder(file: Path) -> Path | None:
     """Return the folder with Spark's settings for a pipeline: SPARK_CONF_DIR, else the file's, else the one above."""
-    given = os.environ.get(CONF_DIR_VARIABLE)
-    if given:
-        return Path(given)
+    conf_dir = os.environ.get(CONF_DIR_VARIABLE)
+    if conf_dir:
+        return Path(conf_dir)
     folder = file.absolute().parent
     return next((path for path in (folder, folder.parent) if (path / "spark-defaults.conf").is_file()), None)
 

@@ -10,7 +10,7 @@ from fnmatch import translate
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from datasource.places import open_store
+from datasource.store_opening import open_store
 from spark_stream.look.terminal import print_table
 from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, Pipeline, Sink
 from spark_stream.pipelines.identity import Identity
@@ -52,10 +52,10 @@ def _not_into_the_source(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     if not set(pipeline.sink.volumes) & set(pipeline.source.volumes):
         return rows
     stream, is_read = F.col("stream"), F.lit(False)
-    for one in pipeline.source.streams:
-        is_read = is_read | stream.rlike(f"^{translate(one)}")
-    told = F.concat(F.lit("the column stream of a row names "), stream, F.lit(", the source: it would never end"))
-    return rows.withColumn("stream", F.when(is_read, F.raise_error(told)).otherwise(stream))
+    for name in pipeline.source.streams:
+        is_read = is_read | stream.rlike(f"^{translate(name)}")
+    reason = F.concat(F.lit("the column stream of a row names "), stream, F.lit(", the source: it would never end"))
+    return rows.withColumn("stream", F.when(is_read, F.raise_error(reason)).otherwise(stream))
 
 
 def append_to_stream(
@@ -100,7 +100,7 @@ def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -
 
 def dead_letters(bad: DataFrame, name: str) -> DataFrame:
     """Return the messages as dead letters: `headers` and `data`."""
-    told: list[tuple[str, Column]] = [
+    values: list[tuple[str, Column]] = [
         ("Reason", F.col(REASON)),
         ("Stream", F.col("stream")),
         ("Sequence", F.col("sequence").cast("string")),
@@ -110,7 +110,7 @@ def dead_letters(bad: DataFrame, name: str) -> DataFrame:
     ]
     added = [
         F.struct(F.lit(f"{HEADER_PREFIX}{key}").alias("key"), value.cast("binary").alias("value"))
-        for key, value in told
+        for key, value in values
     ]
     own = F.coalesce(F.col("headers"), F.array().cast(bad.schema["headers"].dataType))
     ordered = bad.orderBy("stream", "sequence")

@@ -7,8 +7,7 @@ from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
-from datasource import places
-from datasource.places import open_store
+from datasource.store_opening import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core import Store
@@ -85,8 +84,8 @@ def take_over_stores(pipeline: Pipeline) -> None:
     written = [source.volumes] if source.consumer else []
     written += [sink.volumes] if sink.kind == JSTREAM else []
     written += [letters.volumes] if letters is not None else []
-    for volumes in {tuple(one): one for one in written}.values():
-        places.open_store(volumes, LOCK_TIMEOUT_S, take_over=True).close()
+    for volumes in {tuple(paths): paths for paths in written}.values():
+        open_store(volumes, LOCK_TIMEOUT_S, take_over=True).close()
 
 
 def check_stores(pipeline: Pipeline) -> list[str]:
@@ -102,7 +101,7 @@ def check_stores(pipeline: Pipeline) -> list[str]:
         for name in source.streams:
             if name not in names and not is_glob(name):
                 _refuse_stream(pipeline, "source.stream", name, store)
-        told = [line for name in names for line in _told(store, name, source.subject)]
+        lines = [line for name in names for line in _described(store, name, source.subject)]
     if letters is not None:
         _check_target(pipeline, "dead_letters", letters.volumes, letters.stream, letters.subject, True)
         if letters.stream in names and set(letters.volumes) & set(source.volumes):
@@ -112,15 +111,15 @@ def check_stores(pipeline: Pipeline) -> list[str]:
         _check_target(pipeline, "sink", sink.volumes, sink.stream, sink.subject, False)
         if sink.stream in names and set(sink.volumes) & set(source.volumes):
             raise DefinitionError(pipeline.file, "sink.stream", f"{sink.stream!r} is the source: it would never end")
-    return told or [f"source: no stream matches {', '.join(source.streams)} yet"]
+    return lines or [f"source: no stream matches {', '.join(source.streams)} yet"]
 
 
-def _told(store: Store, name: str, subject: str) -> list[str]:
+def _described(store: Store, name: str, subject: str) -> list[str]:
     stream = store.stream(name)
     count = stream.state().message_count
     lines = [f"source: stream {name}, {count} message{'' if count == 1 else 's'}"]
     taken = stream.config.subjects
-    if subject and not any(filters_overlap(subject, one) for one in taken):
+    if subject and not any(filters_overlap(subject, pattern) for pattern in taken):
         lines.append(f"note: source.subject {subject!r} matches nothing that {name} takes, {', '.join(taken)}")
     return lines
 
@@ -140,7 +139,7 @@ def _check_target(
             _refuse_stream(pipeline, f"{place}.stream", name, store)
         subjects = store.stream(name).config.subjects
     key, taken = f"{place}.subject", ", ".join(subjects)
-    if subject and not any(matches(one, subject) for one in subjects):
+    if subject and not any(matches(pattern, subject) for pattern in subjects):
         raise DefinitionError(pipeline.file, key, f"stream {name} takes {taken}, not {subject}")
     if needs_subject and not subject and not (len(subjects) == 1 and is_literal(subjects[0])):
         raise DefinitionError(pipeline.file, key, f"is missing: stream {name} takes {taken}")
@@ -149,5 +148,5 @@ def _check_target(
 def _refuse_stream(pipeline: Pipeline, key: str, name: str, store: Store) -> NoReturn:
     known = store.streams()
     near = instead(name, sorted(known))
-    told = f"no stream {name!r} in {store.label}, and a pipeline makes none (jstream apply does){near}"
-    raise NotFoundError(f"{pipeline.file}: {key}: {told}")
+    reason = f"no stream {name!r} in {store.label}, and a pipeline makes none (jstream apply does){near}"
+    raise NotFoundError(f"{pipeline.file}: {key}: {reason}")

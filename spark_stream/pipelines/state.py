@@ -61,10 +61,10 @@ class PipelineState:
         self._folder_for_spark = f"{checkpoint.rstrip('/')}{SUFFIX}" if self._is_remote else str(self.folder)
 
     @contextmanager
-    def lock(self, what: str) -> Iterator[None]:
+    def lock(self, work: str) -> Iterator[None]:
         """Keep other runs away until the block ends, however it ends; raises CheckpointHeldError.
 
-        `what` is what the holder does, for whoever comes second.
+        `work` is what the lock owner does, for the error that others get.
         """
         if self._is_remote:
             with leases.alone([leases.place_beside(self.folder, REAL)], REAL, LEASE) as owner:
@@ -78,15 +78,15 @@ class PipelineState:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CheckpointHeldError(self.checkpoint, self._holder()) from None
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": now_text(), "what": what}
+                raise CheckpointHeldError(self.checkpoint, self._owner_text()) from None
+            note = {"host": socket.gethostname(), "pid": os.getpid(), "since": now_text(), "what": work}
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+            os.pwrite(descriptor, json.dumps(note).encode(), 0)
             yield
         finally:
             os.close(descriptor)
 
-    def holder(self) -> str:
+    def owner(self) -> str:
         """Return who runs the pipeline now, empty if nobody does."""
         if self._is_remote:
             with translated(self.folder):
@@ -98,15 +98,15 @@ class PipelineState:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._holder()
+            return self._owner_text()
         finally:
             os.close(descriptor)
         return ""
 
-    def _holder(self) -> str:
+    def _owner_text(self) -> str:
         try:
-            found = json.loads((self.folder / LOCK).read_bytes()[:4096])
-            return f"{found['what']}, process {found['pid']} on {found['host']}, since {found['since']}"
+            note = json.loads((self.folder / LOCK).read_bytes()[:4096])
+            return f"{note['what']}, process {note['pid']} on {note['host']}, since {note['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "another run, which has only just begun"
 
@@ -118,8 +118,8 @@ class PipelineState:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            told = f"{path} is damaged, and nothing but a record: remove it to go on: {error}"
-            raise CheckpointError(told, checkpoint=str(self.checkpoint), file=str(path)) from error
+            reason = f"{path} is damaged, and nothing but a record: remove it to go on: {error}"
+            raise CheckpointError(reason, checkpoint=str(self.checkpoint), file=str(path)) from error
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the summaries of the newest runs, the last one at the end; raises CheckpointError."""
@@ -171,11 +171,11 @@ def read_checkpoint(checkpoint: Path) -> QueryOffsets | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         file = checkpoint / "metadata"
-        told = f"{file} is no checkpoint's: {error}"
-        raise CheckpointError(told, checkpoint=str(checkpoint), file=str(file)) from error
+        reason = f"{file} is no checkpoint's: {error}"
+        raise CheckpointError(reason, checkpoint=str(checkpoint), file=str(file)) from error
     planned, done = _newest(checkpoint / "offsets"), _newest(checkpoint / "commits")
     offset = _offset(checkpoint / "offsets" / str(done)) if 0 <= done <= planned else {}
-    incarnations = {stream: str(one.get("incarnation", "")) for stream, one in offset.items()}
+    incarnations = {stream: str(position.get("incarnation", "")) for stream, position in offset.items()}
     return QueryOffsets(query_id, planned, done, sequences_of(offset), incarnations)
 
 
@@ -198,12 +198,12 @@ def _offset(path: Path) -> dict[str, Any]:
     """Return the offset of the source in one file of a checkpoint's offsets."""
     try:
         lines = read_whole(path).decode().splitlines()  # version, metadata, then one line for each source
-        found = json.loads(lines[2])
-        sequences_of(found)
+        offset = json.loads(lines[2])
+        sequences_of(offset)
     except (OSError, ValueError, IndexError) as error:
-        told = f"{path} holds no offsets of a jstream source: {error}"
-        raise CheckpointError(told, checkpoint=str(path.parent.parent), file=str(path)) from error
-    return found or {}
+        reason = f"{path} holds no offsets of a jstream source: {error}"
+        raise CheckpointError(reason, checkpoint=str(path.parent.parent), file=str(path)) from error
+    return offset or {}
 
 
 def sequences_of(offset: object) -> dict[str, int]:
@@ -215,7 +215,7 @@ def sequences_of(offset: object) -> dict[str, int]:
     if not isinstance(offset, Mapping):
         raise ValueError(f"{offset!r} is no offset")
     try:
-        return {str(stream): int(one["sequence"]) for stream, one in offset.items()}
+        return {str(stream): int(position["sequence"]) for stream, position in offset.items()}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{offset!r} is no offset") from error
 

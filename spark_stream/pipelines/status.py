@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from datasource.places import open_store
+from datasource.store_opening import open_store
 from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
@@ -24,7 +24,7 @@ def status(pipeline: Pipeline, read_only: bool = False) -> dict[str, Any]:
         "pipeline": pipeline.name,
         "file": str(pipeline.file),
         "checkpoint": pipeline.checkpoint,
-        "running": state.holder() or None,
+        "running": state.owner() or None,
         "query": offsets.query_id if offsets is not None else None,
         "batch_done": offsets.batch_done if offsets is not None and offsets.batch_done >= 0 else None,
         "batch_open": _open_batch(offsets.batch_planned, offsets.batch_done) if offsets is not None else None,
@@ -55,20 +55,20 @@ def _open_batch(planned: int, done: int) -> int | None:
 
 
 def _stream(store: Store, name: str, position: int | None, incarnation: str | None, consumer: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"stream": name, "position": position, "end": None, "lag": None, "consumer": None}
+    stream_status: dict[str, Any] = {"stream": name, "position": position, "end": None, "lag": None, "consumer": None}
     if name not in store.streams():
-        return found
+        return stream_status
     stream = store.stream(name)
     state = stream.state()
     if incarnation and incarnation != stream.incarnation.hex():
-        position = found["position"] = None  # it was deleted and made again
-    found["end"] = state.next_sequence
-    found["lag"] = max(state.next_sequence - max(position or 0, state.first_sequence), 0)
+        position = stream_status["position"] = None  # it was deleted and made again
+    stream_status["end"] = state.next_sequence
+    stream_status["lag"] = max(state.next_sequence - max(position or 0, state.first_sequence), 0)
     if consumer and consumer in stream.consumers():
         info = stream.consumer(consumer).info()
-        found["consumer"] = {
+        stream_status["consumer"] = {
             "name": consumer,
             "ack_floor": info["ack_floor"]["stream_seq"],
             "num_pending": info["num_pending"],
         }
-    return found
+    return stream_status

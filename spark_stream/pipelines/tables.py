@@ -15,7 +15,7 @@ from spark_stream.pipelines.identity import Identity
 TXN_APP_ID = "spark.databricks.delta.write.txnAppId"
 TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _NO_HASH = re.compile(r"\bmap<|\bvariant\b")  # in a type: Spark makes no hash of it
-_SEQUENCE = "sequence"  # the column of the envelope, by which rows of one `order_by` are told apart
+_SEQUENCE = "sequence"  # the column of the envelope, which orders rows of one `order_by`
 
 
 def has_delta(spark: SparkSession) -> bool:
@@ -46,17 +46,17 @@ def misfit(spark: SparkSession, sink: Sink, rows: StructType) -> str:
 
     Delta's streaming sink would cast them, its MERGE leave new columns out, and an append refuse them in a run.
     """
-    there = None if sink.evolves else table_schema(spark, sink)
-    if there is None:
+    schema = None if sink.evolves else table_schema(spark, sink)
+    if schema is None:
         return ""
-    kinds = {field.name.lower(): field.dataType.simpleString() for field in there.fields}
+    kinds = {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
     for field in rows.fields:
         kind, name = kinds.get(field.name.lower()), field.dataType.simpleString()
         if kind is None:
             return f"{field.name!r} is no column of the table; with [sink.options] mergeSchema = true it becomes one"
         if kind.lower() != name.lower():
             return f"column {field.name!r} is {name}, and {kind} in the table: cast it in the transformation"
-    lacking = [name for name in there.names if name.lower() not in {one.lower() for one in rows.names}]
+    lacking = [name for name in schema.names if name.lower() not in {column.lower() for column in rows.names}]
     if lacking and sink.mode == UPSERT:
         return (
             f"column {lacking[0]!r} of the table does not come out of the transformation; with [sink.options] "
@@ -100,9 +100,9 @@ def upsert(rows: DataFrame, sink: Sink, identity: Identity) -> None:
     """
     spark = rows.sparkSession
     make_table(rows, sink)
-    there = table_schema(spark, sink)
-    assert there is not None, sink
-    by_sequence = _by_sequence(rows, sink) and _SEQUENCE in there.names
+    schema = table_schema(spark, sink)
+    assert schema is not None, sink
+    by_sequence = _by_sequence(rows, sink) and _SEQUENCE in schema.names
     newest(rows, sink).createOrReplaceTempView("jstream_upsert")
     target = f"delta.{quoted(sink.path)}" if sink.path else sink.table
     same = " AND ".join(f"there.{quoted(name)} <=> here.{quoted(name)}" for name in sink.keys)
@@ -157,10 +157,10 @@ def _is_key(name: str, sink: Sink) -> bool:
 
 def _checked_key(name: str) -> Column:
     value = F.col(quoted(name))
-    told = (
+    reason = (
         f"sink.key: {name} is null in a row: leave such rows out in the transformation, or say NOT NULL in the schema"
     )
-    return F.when(value.isNotNull(), value).otherwise(F.raise_error(F.lit(told))).alias(name)
+    return F.when(value.isNotNull(), value).otherwise(F.raise_error(F.lit(reason))).alias(name)
 
 
 def quoted(name: str) -> str:

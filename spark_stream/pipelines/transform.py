@@ -90,9 +90,9 @@ def dependence_on_batches(rows: DataFrame) -> str:
     waiting = [plan]
     while waiting:
         node = waiting.pop()
-        found = _OF_THE_BATCH.get(node.nodeName())
-        if found:
-            return found
+        dependence = _OF_THE_BATCH.get(node.nodeName())
+        if dependence:
+            return dependence
         children = node.children()
         waiting += [children.apply(at) for at in range(children.size())]
     return "" if plan.deterministic() else CHANCE
@@ -111,7 +111,8 @@ def _load_function(pipeline: Pipeline) -> Function:
     function = getattr(module, name, None)
     if not callable(function):
         near = did_you_mean(
-            name, [one for one in dir(module) if callable(getattr(module, one)) and not one.startswith("_")]
+            name,
+            [defined for defined in dir(module) if callable(getattr(module, defined)) and not defined.startswith("_")],
         )
         raise DefinitionError(pipeline.file, key, f"{place} has no function {name!r}{near}")
     return function  # type: ignore[no-any-return]

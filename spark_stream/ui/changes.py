@@ -18,7 +18,7 @@ from typing import Any
 
 from spark_stream.check import problems_of
 from spark_stream.look.terminal import counted, show_size
-from spark_stream.plans import place_in, purge_frees, reset_plan, seconds_until, what_goes
+from spark_stream.plans import place_in, purge_frees, purge_scope, reset_plan, seconds_until
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
@@ -28,7 +28,7 @@ from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.quantities import rfc3339
 
 TASKS_KEPT = 50
-TOLD_EVERY_S = 1.0  # viewers hear of a change's progress
+ANNOUNCE_INTERVAL_S = 1.0  # so often viewers get a change's progress
 NAME_SIZE_MAX = 100  # letters of who asks
 PROBLEM_COUNT_MAX = 50  # of a plan
 Progress = Callable[[int, int], None]
@@ -51,7 +51,7 @@ class Plan:
     stream: str = ""
     consumer: str = ""
     typed: str = ""  # what has to be typed before it is done
-    mends: bool = False  # it may be what makes the store writable
+    repairs: bool = False  # it may be what makes the store writable
 
     def to_json(self, site: Site) -> dict[str, Any]:
         return {
@@ -78,10 +78,10 @@ def plan_of(site: Site, query: Query, kind: str) -> Plan:
 
 def _repair(site: Site, query: Query) -> Plan:
     streams = _streams(site, query)
-    what = f"stream {streams[0]}" if streams else "all streams"
-    facts: list[tuple[str, object]] = [("what is repaired", f"all copies of {what}")]
-    found = [problem for problem in problems_of(site.scan(), LIMITS) if problem.command[:1] == ("repair",)]
-    chosen = [problem for problem in found if not streams or problem.about.stream in ("", streams[0])]
+    scope = f"stream {streams[0]}" if streams else "all streams"
+    facts: list[tuple[str, object]] = [("what is repaired", f"all copies of {scope}")]
+    problems = [problem for problem in problems_of(site.scan(), LIMITS) if problem.command[:1] == ("repair",)]
+    chosen = [problem for problem in problems if not streams or problem.about.stream in ("", streams[0])]
     facts += [("to be done", problem.sentence) for problem in chosen[:PROBLEM_COUNT_MAX]]
     if not chosen:
         facts.append(("to be done", "nothing is known to be wrong; copies are checked all the same"))
@@ -104,7 +104,7 @@ def _repair(site: Site, query: Query) -> Plan:
         work,
         _named(streams),
         stream="".join(streams),
-        mends=True,
+        repairs=True,
     )
 
 
@@ -153,7 +153,7 @@ def _maintain(site: Site, query: Query) -> Plan:
         away = [volume for volume in store.cluster_info()["volumes"] if volume["reason"]]
         return f"Done; {counted(len(away), 'volume')} could not be brought back" if away else "Done"
 
-    return Plan("maintain", "Do maintenance", ("maintain",), facts, work, mends=True)
+    return Plan("maintain", "Do maintenance", ("maintain",), facts, work, repairs=True)
 
 
 def _reset(site: Site, query: Query) -> Plan:
@@ -168,7 +168,7 @@ def _reset(site: Site, query: Query) -> Plan:
         ("acknowledged up to", plan["ack_floor"]["stream_seq"]),
         ("ack pending", plan["num_ack_pending"]),
         *([("does not go on", plan["problem"])] if plan["problem"] else []),
-        ("goes on with", target),
+        ("continues with", target),
         ("done, and handed out again", plan["num_again"]),
         ("not done, and skipped", plan["num_skipped"]),
     ]
@@ -177,7 +177,7 @@ def _reset(site: Site, query: Query) -> Plan:
     def work(store: Store, progress: Progress) -> str:
         opened = store.stream(name)
         _check_same(incarnation, opened.state().incarnation, name)
-        return f"It goes on with {opened.consumer(consumer).reset(target)}"
+        return f"It continues with {opened.consumer(consumer).reset(target)}"
 
     command = ("consumer", "reset", name, consumer, "--to", str(target), "--execute")
     fields = {"stream": name, "consumer": consumer, "to": str(target), "incarnation": incarnation}
@@ -224,7 +224,7 @@ def _purge(site: Site, query: Query) -> Plan:
         up_to = state.next_sequence  # what comes from now on was not in the plan
     planned = stream.purge_plan(subject, keep, up_to, before_ns)
     facts = [
-        ("what goes", what_goes(subject, up_to, keep) + (f" of before {rfc3339(before_ns)}" if before_ns else "")),
+        ("what goes", purge_scope(subject, up_to, keep) + (f" of before {rfc3339(before_ns)}" if before_ns else "")),
         ("messages that go", f"{planned.message_count:,}"),
         ("messages that stay", f"{planned.left_count:,}"),
         *((f"not acknowledged by {consumer}", f"{count:,}") for consumer, count in planned.unread.items()),
@@ -243,10 +243,10 @@ def _purge(site: Site, query: Query) -> Plan:
         "--keep": keep,
         "--before": rfc3339(before_ns) if before_ns is not None else None,
     }
-    given = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
+    flags = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
     fields = {name.removeprefix("--"): str(value) for name, value in options.items() if value is not None}
     fields |= {"stream": name, "incarnation": incarnation}
-    return Plan("purge", "Purge messages", ("stream", "purge", name, *given), facts, work, fields, name, typed=name)
+    return Plan("purge", "Purge messages", ("stream", "purge", name, *flags), facts, work, fields, name, typed=name)
 
 
 KINDS: Mapping[str, Callable[[Site, Query], Plan]] = {
@@ -336,10 +336,10 @@ class Tasks:
 
     def task(self, number: int) -> Task:
         """Raises NotFoundError."""
-        found = next((task for task in list(self._kept) if task.number == number), None)
-        if found is None:
+        known = next((task for task in list(self._kept) if task.number == number), None)
+        if known is None:
             raise NotFoundError(f"this process knows no change {number}; the event log has those of before")
-        return found
+        return known
 
     def begin(self, plan: Plan, who: str) -> Task:
         """Do it in a thread. Raises Busy while another change is made."""
@@ -354,20 +354,20 @@ class Tasks:
         return task
 
     def _run(self, task: Task) -> None:
-        began = told = time.monotonic()
+        began = announced = time.monotonic()
         outcome, state = "It ended by an unforeseen error, which the log of `jstream ui` has", "failed"
 
         def progress(done: int, total: int) -> None:
-            nonlocal told
+            nonlocal announced
             now = time.monotonic()
             task.done, task.total, task.took_s = done, total, now - began
-            if now - told >= TOLD_EVERY_S:
-                told = now
+            if now - announced >= ANNOUNCE_INTERVAL_S:
+                announced = now
                 self._site.announce()
 
         try:
             with self._site.writable() as store:
-                is_noted = _note(store, task, must=not task.plan.mends)
+                is_noted = _note(store, task, must=not task.plan.repairs)
                 outcome = task.plan.work(store, progress)
                 if not is_noted:
                     _note(store, task, must=False)

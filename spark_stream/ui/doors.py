@@ -57,8 +57,8 @@ class Keys:
     def has_token(self) -> bool:
         return self._token is not None
 
-    def is_token(self, given: str) -> bool:
-        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+    def is_token(self, token: str) -> bool:
+        return self._token is not None and hmac.compare_digest(token.encode(), self._token.encode())
 
     @property
     def session(self) -> str:
@@ -77,8 +77,8 @@ class Keys:
         """Return whether who asks may see pages."""
         if self._token is None:
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.is_token(given.strip()):
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(credentials.strip()):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)

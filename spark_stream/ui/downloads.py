@@ -2,7 +2,7 @@
 none.
 
 The file is made before it is sent: its name says which sequences it answers for, and a browser that got only a part
-of it knows, since it was told the size.
+of it knows by the size, which was sent first.
 """
 
 import tempfile
@@ -57,13 +57,13 @@ def download(site: Site, query: Query, name: str) -> Response:
     columns = PRINTED_COLUMNS if kind == "jsonl" else tuple(READ_SCHEMA.names)
     request = ReadRequest((name,), {name: (first, max(first, end))}, subject_filters=wanted.subjects)
     options = ReadOptions(columns, subject_filters=wanted.subjects, on_loss=SKIP)
-    found = read_slices(slices(store, stream, request), options, env=store.environment)
+    batches = read_slices(slices(store, stream, request), options, env=store.environment)
     if not _making.acquire(blocking=False):
         raise TooManyDownloads(f"{AT_ONCE_MAX} files are being made already: try again soon")
     bounded = _Bounded(wanted, max(first, end))
     file = tempfile.TemporaryFile(prefix="jstream-download-")
     try:
-        (_write_lines if kind == "jsonl" else _write_parquet)(file, bounded.batches(found))
+        (_write_lines if kind == "jsonl" else _write_parquet)(file, bounded.batches(batches))
         size = file.tell()
         file.seek(0)
     except BaseException:
@@ -84,11 +84,11 @@ class _Bounded:
     end: int  # of the sequences that the file answers for
     is_cut: bool = False
 
-    def batches(self, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the wanted rows up to the bounds."""
         until = time.monotonic() + MAKING_S
         count = size = looked_at = 0
-        for batch in found:
+        for batch in batches:
             if not batch.num_rows:
                 continue
             if (

@@ -34,12 +34,12 @@ COMBINING = re.compile(
 def visible(text: object) -> Markup:
     """Return text as HTML in which nothing is invisible, and nothing is markup but ours."""
     shown = str(escape(COMBINING.sub("\\1\ufffd", str(text))))
-    return Markup(INVISIBLE.sub(lambda found: f'<span class="mark">U+{ord(found[0]):04X}</span>', shown))
+    return Markup(INVISIBLE.sub(lambda match: f'<span class="mark">U+{ord(match[0]):04X}</span>', shown))
 
 
 def plain(text: object) -> str:
     """Return text for titles and attributes, with names in place of what is invisible."""
-    return INVISIBLE.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(text))
+    return INVISIBLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", str(text))
 
 
 def format_of(data: bytes) -> str:
@@ -103,7 +103,7 @@ def hex_dump(data: bytes, offset_bytes: int = 0) -> str:
     rows = []
     for at in range(0, len(data), HEX_ROW):
         row = data[at : at + HEX_ROW]
-        letters = "".join(chr(one) if 32 <= one < 127 else "." for one in row)
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         rows.append(f"{offset_bytes + at:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {letters}")
     return "\n".join(rows)
 
@@ -151,9 +151,9 @@ def _pretty(value: Any, indent: int | None = 2) -> str | None:
 
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else repr(key): _jsonable(one) for key, one in value.items()}
+        return {key if isinstance(key, str) else repr(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(one) for one in value]
+        return [_jsonable(item) for item in value]
     return f"0x{value.hex()}" if isinstance(value, bytes) else value
 
 

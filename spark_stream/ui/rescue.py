@@ -18,12 +18,12 @@ from spark_stream.ui.site import READ_ERRORS, Site
 from storage_core.comparison import Drift, drifts_json
 from storage_core.errors import NotFoundError
 
-TOLD_EVERY_S = 1.0
+ANNOUNCE_INTERVAL_S = 1.0
 CONFLICT_COUNT_MAX = 100  # of one stream that a page lists
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScanResult:
     """What a scan knows so far; each step makes a new one."""
 
     state: str = "not begun"  # running, done, failed
@@ -42,15 +42,15 @@ class Rescue:
 
     def __init__(self, directories: Sequence[Path], announce: Callable[[], None]) -> None:
         self.directories, self._announce = tuple(directories), announce
-        self.found = Found()
+        self.result = ScanResult()
         self._beginning = threading.Lock()
 
     def begin(self) -> None:
         """Scan in a thread, unless a scan runs."""
         with self._beginning:
-            if self.found.state == "running":
+            if self.result.state == "running":
                 return
-            self.found = Found("running")
+            self.result = ScanResult("running")
         threading.Thread(target=self._run, name="jstream-ui-rescue", daemon=True).start()
 
     def _run(self) -> None:
@@ -61,8 +61,8 @@ class Rescue:
         except READ_ERRORS as caught:
             error = str(caught)
         finally:
-            known = self.found
-            self.found = Found(
+            known = self.result
+            self.result = ScanResult(
                 "failed" if error else "done",
                 known.layout,
                 known.streams,
@@ -78,14 +78,14 @@ class Rescue:
         streams, warnings = tuple(source.streams()), tuple(writer.describe() for writer in source.writers())
         drifts: dict[str, Drift] = {}
         problems: dict[str, str] = {}
-        told = 0.0
+        announced = 0.0
 
         def progress(done: int, total: int) -> None:
-            nonlocal told
+            nonlocal announced
             now = time.monotonic()
-            if done == 0 or now - told >= TOLD_EVERY_S:
-                told = now
-                self.found = Found(
+            if done == 0 or now - announced >= ANNOUNCE_INTERVAL_S:
+                announced = now
+                self.result = ScanResult(
                     "running", source.layout, streams, warnings, dict(drifts), dict(problems), "", done, total
                 )
                 self._announce()
@@ -96,44 +96,44 @@ class Rescue:
                 drifts[name] = rescue.compare(source, name, progress)
             except READ_ERRORS as caught:
                 problems[name] = str(caught)
-        self.found = Found("running", source.layout, streams, warnings, drifts, problems)
+        self.result = ScanResult("running", source.layout, streams, warnings, drifts, problems)
 
     def drift(self, stream: str) -> Drift:
         """Raises NotFoundError."""
-        found = self.found.drifts.get(stream)
-        if found is None:
+        drift = self.result.drifts.get(stream)
+        if drift is None:
             raise NotFoundError(f"no scan has compared stream {stream[:80]!r}")
-        return found
+        return drift
 
 
 def rescue_page(site: Site, query: Query, scan: Rescue) -> dict[str, Any]:
     """Return what the scan knows of each stream."""
-    found = scan.found
-    reading = next((name for name in found.streams if name not in {*found.drifts, *found.problems}), None)
+    result = scan.result
+    reading = next((name for name in result.streams if name not in {*result.drifts, *result.problems}), None)
     streams = []
-    for name in found.streams:
-        drift, problem = found.drifts.get(name), found.problems.get(name)
+    for name in result.streams:
+        drift, problem = result.drifts.get(name), result.problems.get(name)
         state = "failed" if problem else "waiting" if drift is None else "current" if drift.agrees else "different"
         streams.append(
             {
                 "name": name,
-                "state": "reading" if name == reading and found.state == "running" else state,
+                "state": "reading" if name == reading and result.state == "running" else state,
                 "verdict": problem or (drift.verdict() if drift is not None else ""),
                 "messages": drift.message_count if drift is not None else None,
                 "copies": len(drift.copies) if drift is not None else None,
             }
         )
-    layout = found.layout or "nats"
+    layout = result.layout or "nats"
     return {
         "directories": [str(directory) for directory in scan.directories],
-        "state": found.state,
-        "error": found.error,
-        "layout": found.layout,
-        "warnings": list(found.warnings),
+        "state": result.state,
+        "error": result.error,
+        "layout": result.layout,
+        "warnings": list(result.warnings),
         "streams": streams,
-        "compared": len(found.drifts),
-        "done": found.done,
-        "total": found.total,
+        "compared": len(result.drifts),
+        "done": result.done,
+        "total": result.total,
         "command": join(["jstream", "drift", layout, *map(str, scan.directories)]),
     }
 
@@ -141,7 +141,7 @@ def rescue_page(site: Site, query: Query, scan: Rescue) -> dict[str, Any]:
 def rescue_stream_page(site: Site, query: Query, scan: Rescue, name: str) -> dict[str, Any]:
     """Return the comparison of one stream. Raises NotFoundError."""
     drift = scan.drift(name)
-    words = ["jstream", "drift", scan.found.layout, *map(str, scan.directories), "--stream", name]
+    words = ["jstream", "drift", scan.result.layout, *map(str, scan.directories), "--stream", name]
     return {
         "comparison": drift.to_json(),
         "agrees": drift.agrees,
@@ -166,4 +166,4 @@ def picture(scan: Rescue, stream: str | None) -> str:
 
 
 def _chosen(scan: Rescue, stream: str | None) -> list[Drift]:
-    return [scan.drift(stream)] if stream else list(scan.found.drifts.values())
+    return [scan.drift(stream)] if stream else list(scan.result.drifts.values())

@@ -200,14 +200,14 @@ class Server:
     def _change_pages(self) -> tuple[Page, ...]:
         def plan(site: Site, query: Query, kind: str) -> dict[str, Any]:
             made = changes.plan_of(site, query, kind)
-            given = {name: query.text(name) for name in changes.ASKED[kind]}
-            return {**made.to_json(site), "asked": changes.ASKED[kind], "given": given}
+            texts = {name: query.text(name) for name in changes.ASKED[kind]}
+            return {**made.to_json(site), "asked": changes.ASKED[kind], "given": texts}
 
         def task(site: Site, query: Query, number: int) -> dict[str, Any]:
             return self.tasks.task(number).to_json(site)
 
         def tasks(site: Site, query: Query) -> dict[str, Any]:
-            return {"changes": [one.to_json(site) for one in self.tasks.newest()]}
+            return {"changes": [change.to_json(site) for change in self.tasks.newest()]}
 
         return (
             Page("/change/{kind}", plan, "change.html", "changes", is_live=False),
@@ -295,7 +295,7 @@ class Server:
         return RedirectResponse(f"{request.url.path}/messages", 307)
 
     async def _live(self, request: Request) -> Response:
-        """Tell a viewer of scans, as server-sent events."""
+        """Announce scans to a viewer, as server-sent events."""
         if self.site.viewer_count >= VIEWERS_MAX:
             return Response(f"{VIEWERS_MAX} viewers listen already\n", 503, media_type="text/plain")
 

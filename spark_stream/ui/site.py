@@ -24,11 +24,11 @@ from storage_core.errors import StorageError
 log = logging.getLogger("jstream")
 INTERVAL_S = 1.0
 SHARE_MAX = 0.1  # of one processor, for scans
-FRESH_S = 0.5  # a scan counts for so long if the metadata did not move: viewers all ask when they are told
+FRESH_S = 0.5  # a scan counts for so long if the metadata did not move: viewers all ask when a scan is announced
 CHEAP_S = 0.1  # of a processor: a scan that takes no more is made for a page that finds the newest one outdated
 STALE_S = 15.0  # older than this it is shown to nobody: nobody has looked for a while
 VIEWER_S = 15.0  # who asked for a page is a viewer for so long
-HEARTBEAT_S = 10.0  # viewers hear of the newest scan at least so often: ages grow also where nothing happens
+HEARTBEAT_S = 10.0  # the newest scan is announced at least so often: ages grow also where nothing happens
 HISTORY_COUNT = 720  # points of a consumer's lag
 HISTORY_STEP_S = 5.0
 READ_ERRORS = (StorageError, OSError, ValueError)
@@ -56,7 +56,7 @@ class Site:
         self._scan: Scan | None = None
         self.remembered: tuple[Scan, dict[str, Any]] | None = None  # a scan, and what health.py makes of it
         self._scan_s = 0.0  # processor time that the last scan took
-        self._scanned_at = self._told_at = self._asked_at = -1e9
+        self._scanned_at = self._announced_at = self._asked_at = -1e9
         self._error = ""
         self._number = 0
         self._lags: dict[tuple[str, str], deque[tuple[float, int]]] = {}
@@ -70,7 +70,7 @@ class Site:
     def stop(self) -> None:
         """End the scans, and what viewers listen to."""
         self._stopping.set()
-        self._tell()
+        self._wake_viewers()
 
     # --- the store
 
@@ -156,7 +156,7 @@ class Site:
     def announce(self) -> None:
         """Let viewers look again: something was done from here."""
         self._number += 1
-        self._tell()
+        self._wake_viewers()
 
     @property
     def is_stopping(self) -> bool:
@@ -177,13 +177,13 @@ class Site:
                     self.look()
                 except READ_ERRORS as error:
                     log.debug("the store cannot be read now: %s", error)
-            if self._number != number or now - self._told_at >= HEARTBEAT_S:
-                self._told_at = now
-                self._tell()
+            if self._number != number or now - self._announced_at >= HEARTBEAT_S:
+                self._announced_at = now
+                self._wake_viewers()
 
-    # --- viewers that are told of scans
+    # --- viewers that wait for scans
 
-    def _tell(self) -> None:
+    def _wake_viewers(self) -> None:
         for event, loop in list(self._viewers.items()):
             with suppress(RuntimeError):  # its loop has ended
                 loop.call_soon_threadsafe(event.set)

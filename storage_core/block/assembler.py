@@ -66,7 +66,7 @@ class FrameAssembler:
                 frames.append(self._take_parts())
         if frames and self._parts and done > 2 * FRAME_SIZE_TARGET:
             # The rest of a large batch is copied: a slice would keep all of it in memory.
-            self._parts = [rest.take(buffers.of_numbers(np.arange(rest.num_rows))) for rest in self._parts]
+            self._parts = [part.take(buffers.of_numbers(np.arange(part.num_rows))) for part in self._parts]
         return frames
 
     def _take_small(self) -> pa.RecordBatch:

@@ -141,9 +141,9 @@ def _unpack(data: bytes) -> dict[str, Any]:
         raise ValueError("not a map of the footer's keys")
     values: dict[str, Any] = {}
     for key in _KEYS:
-        found = unpacker.unpack()
-        if found != key:
-            raise ValueError(f"key {found!r} where {key!r} should be")
+        unpacked = unpacker.unpack()
+        if unpacked != key:
+            raise ValueError(f"key {unpacked!r} where {key!r} should be")
         values[key] = unpacker.unpack()
         kind = int if key in _NUMBERS else bytes
         if type(values[key]) is not kind:

@@ -13,9 +13,8 @@ import hashlib
 from dataclasses import dataclass
 from struct import Struct
 
-from crc32c import crc32c
-
 from storage_core.block.damage import Defect
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError, TruncatedRecordError, UnsupportedVersionError
 from storage_core.file_kinds import BLOCK
 
@@ -167,7 +166,7 @@ def decode_header(data: bytes, file: str) -> BlockHeader:
     """
     if len(data) < HEADER_SIZE:
         raise TruncatedRecordError(Defect(file, 0, "header", f"{HEADER_SIZE} bytes", f"{len(data)} bytes"))
-    magic, version, prologue_crc, *rest = HEADER.unpack_from(data)
+    magic, version, prologue_crc, *fields = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise CorruptionError(Defect(file, 0, "magic", repr(MAGIC), repr(magic)))
     # The version is believed only with its own checksum: a flipped bit is damage, not a newer writer.
@@ -176,7 +175,7 @@ def decode_header(data: bytes, file: str) -> BlockHeader:
         raise UnsupportedVersionError(Defect(file, 8, "block format version", str(VERSION), str(version)))
     (header_crc,) = _CRC.unpack_from(data, HEADER.size)
     _check_crc(file, HEADER.size, "header checksum", header_crc, data[: HEADER.size])
-    *ids, schema_id, codec = rest
+    *ids, schema_id, codec = fields
     if schema_id != SCHEMA_ID:
         raise CorruptionError(Defect(file, 80, "schema id", str(SCHEMA_ID), str(schema_id)))
     if codec not in _CODEC_NAMES:
@@ -201,8 +200,8 @@ def decode_trailer(data: bytes, file_size: int, file: str) -> Trailer:
     _check_crc(file, start + TRAILER_FIELDS.size, "trailer checksum", trailer_crc, data[: TRAILER_FIELDS.size])
     trailer = Trailer(*TRAILER_FIELDS.unpack_from(data))
     if trailer.footer_offset < HEADER_SIZE or trailer.footer_offset + trailer.footer_size != start:
-        found = f"footer at {trailer.footer_offset} with {trailer.footer_size} bytes"
-        raise CorruptionError(Defect(file, start, "trailer", f"a footer that ends at {start}", found))
+        stated = f"footer at {trailer.footer_offset} with {trailer.footer_size} bytes"
+        raise CorruptionError(Defect(file, start, "trailer", f"a footer that ends at {start}", stated))
     if trailer.footer_size > FOOTER_SIZE_MAX:
         raise CorruptionError(
             Defect(file, start + 4, "footer size", f"at most {FOOTER_SIZE_MAX}", str(trailer.footer_size))
@@ -211,6 +210,6 @@ def decode_trailer(data: bytes, file_size: int, file: str) -> Trailer:
 
 
 def _check_crc(file: str, offset_bytes: int, what: str, stated: int, covered: bytes) -> None:
-    found = crc32c(covered)
-    if found != stated:
-        raise CorruptionError(Defect(file, offset_bytes, what, f"{stated:#010x}", f"{found:#010x}"))
+    actual = crc32c(covered)
+    if actual != stated:
+        raise CorruptionError(Defect(file, offset_bytes, what, f"{stated:#010x}", f"{actual:#010x}"))

@@ -102,8 +102,8 @@ def _shifted(values: np.ndarray) -> np.ndarray:
 
 def decode_frame_table(data: bytes) -> FrameTable:
     """Return the table; raises ValueError saying what is impossible in it."""
-    count, rest = divmod(len(data), _ENTRY_SIZE)
-    if rest or not 1 <= count <= FRAME_COUNT_MAX:
+    count, remainder = divmod(len(data), _ENTRY_SIZE)
+    if remainder or not 1 <= count <= FRAME_COUNT_MAX:
         raise ValueError(f"{len(data)} bytes are no entries of {_ENTRY_SIZE} bytes, 1 to {FRAME_COUNT_MAX} of them")
     columns, start = [], 0
     for kind in _STORED:

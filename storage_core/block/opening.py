@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from storage_core.block.damage import Defect
 from storage_core.block.footer import Footer, decode_footer
 from storage_core.block.format import (
@@ -17,6 +15,7 @@ from storage_core.block.format import (
     decode_trailer,
     digest_of,
 )
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError, TruncatedRecordError
 from storage_core.files import File
 
@@ -51,8 +50,8 @@ def open_block(file: File, expected: BlockExpectation | None) -> Opened:
     start = file.read_at(0, size if size <= _TAIL_SIZE else HEADER_SIZE)
     header = decode_header(start[:HEADER_SIZE], name)
     if expected is not None:
-        for what in ("store_id", "incarnation", "block_id"):
-            _check_id(name, what, getattr(expected, what), getattr(header.identity, what))
+        for field in ("store_id", "incarnation", "block_id"):
+            _check_id(name, field, getattr(expected, field), getattr(header.identity, field))
     tail = start if size <= _TAIL_SIZE else file.read_at(size - _TAIL_SIZE, _TAIL_SIZE)
     trailer, footer_bytes = _read_end(file, tail, size, name, whole=expected is not None)
     digest = digest_of(footer_bytes)
@@ -95,14 +94,14 @@ def _read_end(file: File, tail: bytes, size: int, name: str, whole: bool) -> tup
         raise
     start = len(tail) - TRAILER_SIZE - trailer.footer_size
     footer = tail[start:-TRAILER_SIZE] if start >= 0 else file.read_at(trailer.footer_offset, trailer.footer_size)
-    found = crc32c(footer)
-    if found != trailer.footer_crc32c:
+    actual = crc32c(footer)
+    if actual != trailer.footer_crc32c:
         stated = f"{trailer.footer_crc32c:#010x}"
-        raise CorruptionError(Defect(name, trailer.footer_offset, "footer checksum", stated, f"{found:#010x}"))
+        raise CorruptionError(Defect(name, trailer.footer_offset, "footer checksum", stated, f"{actual:#010x}"))
     return trailer, footer
 
 
-def _check_id(name: str, what: str, expected: bytes, found: bytes) -> None:
-    if found != expected:
-        offset = {"store_id": 16, "incarnation": 32, "block_id": 48}[what]
-        raise CorruptionError(Defect(name, offset, what.replace("_", " "), expected.hex(), found.hex()))
+def _check_id(name: str, field: str, expected: bytes, actual: bytes) -> None:
+    if actual != expected:
+        offset = {"store_id": 16, "incarnation": 32, "block_id": 48}[field]
+        raise CorruptionError(Defect(name, offset, field.replace("_", " "), expected.hex(), actual.hex()))

@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from storage_core.block.content import ContentCheck
 from storage_core.block.damage import Defect, FrameDamage
@@ -31,6 +30,7 @@ from storage_core.block.pieces import ReadMemory, pieces
 from storage_core.block.projection import Projection
 from storage_core.block.request import FrameRequest, FrameSelection, select_frames
 from storage_core.block.runs import SequenceRuns
+from storage_core.checksum import crc32c
 from storage_core.deadlines import on_file
 from storage_core.errors import CorruptFrameError
 from storage_core.files import File, ReadingAhead
@@ -224,8 +224,8 @@ class BlockReader:
         frames = self.footer.frames
         buffer = pa.allocate_buffer(LEAD_SIZE + int(frames.payload_sizes[position]))
         view = memoryview(buffer).cast("B")[LEAD_SIZE - FRAME_HEADER_SIZE :]
-        found = self._file.read_into(int(frames.offsets[position]), view)
-        defect = self._frame_defect(position, view[:found], len(view), verify)
+        size = self._file.read_into(int(frames.offsets[position]), view)
+        defect = self._frame_defect(position, view[:size], len(view), verify)
         if defect is not None:
             raise CorruptFrameError(defect)
         return buffer
@@ -236,17 +236,17 @@ class BlockReader:
         if len(frame) < size:
             return Defect(self._name, offset, f"frame {position}", f"{size} bytes", f"{len(frame)} bytes")
         header = self.footer.frames.header(position, self.identity.block_id)
-        encoded, found = header.encode(), bytes(frame[:FRAME_HEADER_SIZE])
-        if found != encoded:
-            return Defect(self._name, offset, f"header of frame {position}", encoded.hex(), found.hex())
+        encoded, stored = header.encode(), bytes(frame[:FRAME_HEADER_SIZE])
+        if stored != encoded:
+            return Defect(self._name, offset, f"header of frame {position}", encoded.hex(), stored.hex())
         if verify and (crc := crc32c(frame[FRAME_HEADER_SIZE:])) != header.payload_crc32c:
             stated = f"{header.payload_crc32c:#010x}"
             return Defect(self._name, offset, f"payload checksum of frame {position}", stated, f"{crc:#010x}")
         return None
 
-    def _corrupt(self, position: int, what: str, expected: str, found: str) -> CorruptFrameError:
+    def _corrupt(self, position: int, what: str, expected: str, actual: str) -> CorruptFrameError:
         offset = int(self.footer.frames.offsets[position])
-        return CorruptFrameError(Defect(self._name, offset, f"{what} of frame {position}", expected, found))
+        return CorruptFrameError(Defect(self._name, offset, f"{what} of frame {position}", expected, actual))
 
     # --- verifying
 
@@ -263,15 +263,15 @@ class BlockReader:
         parts = [room[lo - bounds[0] : hi - bounds[0]] for lo, hi in ends]
         return [self._verify_frame(position, part) for position, part in enumerate(parts, first)]
 
-    def _verify_frame(self, position: int, found: memoryview) -> tuple[bool, Defect | None]:
+    def _verify_frame(self, position: int, frame: memoryview) -> tuple[bool, Defect | None]:
         """Return whether messages are lost, and what is wrong with a frame or its padding; `found` is all of it."""
         frames = self.footer.frames
         offset, extent = int(frames.offsets[position]), int(frames.offsets[position + 1] - frames.offsets[position])
         size = FRAME_HEADER_SIZE + int(frames.payload_sizes[position])
-        defect = self._frame_defect(position, found[:size], size, verify=True)
+        defect = self._frame_defect(position, frame[:size], size, verify=True)
         if defect is not None:
             return int(frames.kinds[position]) == KIND_MESSAGES, defect
-        padding = bytes(found[size:])
+        padding = bytes(frame[size:])
         if padding != bytes(extent - size):
             what = f"padding of frame {position}"
             return False, Defect(self._name, offset + size, what, f"{extent - size} zero bytes", padding.hex())

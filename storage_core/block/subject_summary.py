@@ -26,15 +26,9 @@ class SubjectSummary:
     def is_exact(self) -> bool:
         return not self.bloom
 
-    def count_by_subject(self, subject_filters: tuple[str, ...] = ()) -> dict[str, int] | None:
-        """Return rows by subject that any filter takes (all, without filters); None if subjects are not listed."""
-        if self.bloom:
-            return None
-        names, counts = self.names, self.counts
-        if subject_filters:
-            mask = match_mask(subject_filters, names)
-            names, counts = names.filter(mask), counts[buffers.mask(mask)]
-        return dict(zip(names.to_pylist(), counts.tolist(), strict=True))
+    def count_by_subject(self) -> dict[str, int] | None:
+        """Return how many rows each subject has; None if subjects are not listed."""
+        return None if self.bloom else dict(zip(self.names.to_pylist(), self.counts.tolist(), strict=True))
 
     def match_frames(self, subject_filters: tuple[str, ...], frame_count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return two masks over the frames of messages: may hold rows that a filter takes; holds only such rows."""

@@ -7,7 +7,6 @@ likes, writes another one under another id.
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from storage_core.block.assembler import FrameAssembler
 from storage_core.block.footer import Footer
@@ -39,6 +38,7 @@ from storage_core.block.payload import encode_payload
 from storage_core.block.runs import RunBuilder
 from storage_core.block.sizing import compact, message_size, message_sizes, stored_ends
 from storage_core.block.subject_summary import SubjectCounter
+from storage_core.checksum import crc32c
 from storage_core.errors import InvalidMessageError
 from storage_core.files import File
 from storage_core.schema import FRAME_SCHEMA
@@ -259,10 +259,10 @@ class _MessageIds:
 
 
 def _check_message_sizes(batch: pa.RecordBatch) -> None:
-    for limit, sizes, what in (
+    for limit, sizes, measure in (
         (MESSAGE_SIZE_MAX, message_sizes(batch), "subject, headers and data"),
         (ROW_SIZE_MAX, np.diff(stored_ends(batch), prepend=0), "a message with the overhead of its headers"),
     ):
         if int(sizes.max()) > limit:
             row = int(sizes.argmax())
-            raise InvalidMessageError(f"row {row} of the batch: {int(sizes[row])} bytes of {what}, at most {limit}")
+            raise InvalidMessageError(f"row {row} of the batch: {int(sizes[row])} bytes of {measure}, at most {limit}")

@@ -1,8 +1,8 @@
-"""What damaged bytes may cost beyond being read once, and how much of them is told one by one.
+"""What damaged bytes may cost beyond being read once, and how much of them is reported one by one.
 
-Healthy bytes cost their reading. Damage is searched for the records behind it, and every place of it is told; whoever
+Healthy bytes cost their reading. Damage is searched for records behind it, and every place of it is reported; whoever
 makes a file can make both as dense as he likes. So the search may hash a multiple of the file's bytes, and places
-beyond a number are told together, with how many they are and which messages they cost. Then a scan takes time and
+beyond a number are reported together, with how many they are and which messages they cost. Then a scan takes time and
 memory by its bytes, into however many tasks it is cut: nothing has to be counted across them.
 
 Work is counted in bytes and never in seconds: another attempt at the same bytes has to serve the same messages.
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from storage_core.foreign.slices import ForeignDamage
 
-PLACE_COUNT_MAX = 1024  # places of damage that are told one by one: of a block, of a window of STAN, of a part
+PLACE_COUNT_MAX = 1024  # places of damage that are reported one by one: of a block, of a window of STAN, of a part
 SEARCH_FACTOR = 6  # bytes that may be hashed for each byte: a whole block of smallest records must be findable
 SPARE_FACTOR = 64  # and for each byte of the first ones, up to a bound: small files may take more of their size
 CANDIDATE_COST = 128  # bytes added for each place that is hashed
@@ -45,13 +45,13 @@ class SearchBudget:
         return self._left < 0 or self._long_left < 0
 
 
-def fold_damage(found: Sequence[ForeignDamage], count_max: int = PLACE_COUNT_MAX) -> list[ForeignDamage]:
+def fold_damage(places: Sequence[ForeignDamage]) -> list[ForeignDamage]:
     """Return the first places as they are, and what comes after them as one more of each kind and stream."""
     kinds: dict[tuple[object, ...], list[ForeignDamage]] = {}
-    for damage in found[count_max:]:
+    for damage in places[PLACE_COUNT_MAX:]:
         served = (damage.served, damage.elsewhere, damage.disputed, damage.allowed, damage.gone)
         kinds.setdefault((damage.account, damage.stream, damage.costs, damage.unclear, *served), []).append(damage)
-    return [*found[:count_max], *(some[0] if len(some) == 1 else _folded(some) for some in kinds.values())]
+    return [*places[:PLACE_COUNT_MAX], *(some[0] if len(some) == 1 else _folded(some) for some in kinds.values())]
 
 
 def _folded(some: Sequence[ForeignDamage]) -> ForeignDamage:
@@ -73,4 +73,4 @@ def _folded(some: Sequence[ForeignDamage]) -> ForeignDamage:
 
 def together(count: int, reason: str) -> str:
     """Return the reason of so many places, which is that of one of them."""
-    return reason if count == 1 else f"{count} more places of damage, not told one by one; one of them: {reason}"
+    return reason if count == 1 else f"{count} more places of damage, not reported one by one; one of them: {reason}"

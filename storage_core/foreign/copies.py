@@ -63,14 +63,14 @@ class CopiesStore(ABC, Generic[P, E]):
     layout: str
     noun: str  # what a stream is called there
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], files: Files, found: Sequence[P]) -> None:
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], files: Files, places: Sequence[P]) -> None:
         self._files = files
-        self._given, self._paths = tuple(paths), ", ".join(str(path) for path in paths)
+        self._named_paths, self._paths = tuple(paths), ", ".join(str(path) for path in paths)
         self._directories: dict[str, list[P]] = {}
-        for place in found:
+        for place in places:
             self._directories.setdefault(place.name, []).append(place)
         self._states: dict[str, E] = {}
-        for path in empty_paths(paths, [copy.path for copy in found]):
+        for path in empty_paths(paths, [copy.path for copy in places]):
             logger.warning("%s holds no %s", path, self.noun)
 
     # --- what each layout says of one copy
@@ -105,7 +105,7 @@ class CopiesStore(ABC, Generic[P, E]):
 
     def writers(self) -> list[Writer]:
         """Return the processes that have files of the store open for writing; see in_use.py."""
-        return writers(self._given)
+        return writers(self._named_paths)
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted, also of those that cannot be read."""
@@ -116,11 +116,11 @@ class CopiesStore(ABC, Generic[P, E]):
 
         Raises NotFoundError, or ValueError if it is there twice.
         """
-        found = self._copies(stream)
-        if len(found) > 1:
-            places = ", ".join(place.path for place in found)
-            raise ValueError(f"path: {len(found)} copies of {self.noun} {stream!r}, give the path of one: {places}")
-        return found[0]
+        copies = self._copies(stream)
+        if len(copies) > 1:
+            places = ", ".join(place.path for place in copies)
+            raise ValueError(f"path: {len(copies)} copies of {self.noun} {stream!r}, give the path of one: {places}")
+        return copies[0]
 
     def state(self, stream: str) -> E:
         """Return what the only copy of a stream shows; reads its blocks where no index tells. Raises as `directory`."""
@@ -181,7 +181,7 @@ class CopiesStore(ABC, Generic[P, E]):
 
     def inspect(self, stream: str) -> tuple[list[ForeignDamage], list[ForeignSlice]]:
         """Return what is wrong beside the messages, and the slices to read for the rest; see ForeignStore.inspect."""
-        found: list[ForeignDamage] = []
+        damage: list[ForeignDamage] = []
         slices: list[ForeignSlice] = []
         accounts: dict[str, list[P]] = {}
         for copy in self._all_copies(stream):
@@ -193,15 +193,15 @@ class CopiesStore(ABC, Generic[P, E]):
                     self._state(copy)
                     readable.append(copy)
                 except StorageError as error:
-                    found.append(note_damage(self.layout, copy.account, copy.name, copy.path, str(error)))
-            found += self._notes_of(readable)
+                    damage.append(note_damage(self.layout, copy.account, copy.name, copy.path, str(error)))
+            damage += self._notes_of(readable)
             for place in readable:
-                self._consumers(place, found.append)
+                self._consumers(place, damage.append)
             try:
                 slices += self._slices(copies[0]) if len(copies) == 1 else self._union(copies)
             except StorageError:
-                continue  # none of them can be read, as was told
-        return fold_damage(found), slices
+                continue  # none of them can be read, as was reported
+        return fold_damage(damage), slices
 
     def _union(self, copies: Sequence[P], first: int | None = None, end: int | None = None) -> list[ForeignSlice]:
         self._readable(copies)
@@ -217,20 +217,20 @@ class CopiesStore(ABC, Generic[P, E]):
         ]
 
     def _stream_copies(self, copies: Sequence[P]) -> list[StreamCopy]:
-        bare = empty_paths(self._given, [copy.path for copy in copies])
+        bare = empty_paths(self._named_paths, [copy.path for copy in copies])
         if len(bare) > max(map(self._replica_count, copies)) - len(copies):
             bare = []  # it need not be there, or nobody can tell which of them should have it
         places = [copy.path for copy in copies] + bare
-        found = []
-        for copy, label in zip(copies, _labels(self._given, places), strict=False):
+        stream_copies = []
+        for copy, label in zip(copies, _labels(self._named_paths, places), strict=False):
             try:
                 slices = sorted(self._slices(copy), key=lambda part: part.first)
-                found.append(StreamCopy(label, copy.path, tuple(slices), self._state(copy).removed))
+                stream_copies.append(StreamCopy(label, copy.path, tuple(slices), self._state(copy).removed))
             except StorageError as error:
-                found.append(StreamCopy(label, copy.path, (), SequenceSet.empty(), str(error)))
-        for path, label in zip(bare, _labels(self._given, places)[len(copies) :], strict=True):
-            found.append(StreamCopy(label, path, (), SequenceSet.empty(), ""))
-        return found
+                stream_copies.append(StreamCopy(label, copy.path, (), SequenceSet.empty(), str(error)))
+        for path, label in zip(bare, _labels(self._named_paths, places)[len(copies) :], strict=True):
+            stream_copies.append(StreamCopy(label, path, (), SequenceSet.empty(), ""))
+        return stream_copies
 
     # --- consumers
 
@@ -253,38 +253,38 @@ class CopiesStore(ABC, Generic[P, E]):
 
     def _all_copies(self, stream: str) -> list[P]:
         """Return every directory of the name, whatever its account. Raises NotFoundError."""
-        found = self._directories.get(stream)
-        if found is None:
+        directories = self._directories.get(stream)
+        if directories is None:
             hint = instead(stream, self.streams())
             raise NotFoundError(f"{self.noun} {stream!r} is not in {self._paths}{hint}")
-        return found
+        return directories
 
     def _copies(self, stream: str) -> list[P]:
         """Return the copies of a stream, one at least. Raises NotFoundError, ValueError if accounts have to be told
         apart."""
-        found = self._all_copies(stream)
-        accounts = sorted({place.account for place in found})
+        copies = self._all_copies(stream)
+        accounts = sorted({place.account for place in copies})
         if len(accounts) > 1:
             raise ValueError(f"account: {self.noun} {stream!r} is in the accounts {', '.join(accounts)}: name one")
-        return found
+        return copies
 
     def _readable(self, copies: Sequence[P]) -> list[tuple[P, E]]:
         """Return the copies that can be read, with what they show; raises the first one's problem if none can."""
-        found: list[tuple[P, E]] = []
+        readable: list[tuple[P, E]] = []
         problems: list[StorageError] = []
         for copy in copies:
             try:
-                found.append((copy, self._state(copy)))
+                readable.append((copy, self._state(copy)))
             except StorageError as error:
                 problems.append(error)
-        if not found:
+        if not readable:
             raise problems[0]
-        return found
+        return readable
 
     def _notes_of(self, copies: Sequence[P]) -> list[ForeignDamage]:
         """Return the notes of copies, without doubts of one that another one resolves.
 
-        What the other has and this one lacks is told with the differences of the copies.
+        What the other has and this one lacks is reported with the differences of the copies.
         """
         notes = [(copy, note) for copy in copies for note in self._notes(copy)]
         if len(copies) < 2 or not any(note.doubt for _, note in notes):
@@ -313,16 +313,18 @@ class CopiesStore(ABC, Generic[P, E]):
         return self._states[place.path]
 
 
-def empty_paths(paths: Sequence[str | os.PathLike[str]], found: Sequence[str]) -> list[str]:
+def empty_paths(paths: Sequence[str | os.PathLike[str]], copy_paths: Sequence[str]) -> list[str]:
     """Return the given paths below which nothing was found."""
     tops = dict.fromkeys(os.path.realpath(path) for path in paths)
-    places = [Path(place) for path in found for place in (path, os.path.realpath(path))]  # links may lead out of a path
+    places = [
+        Path(place) for path in copy_paths for place in (path, os.path.realpath(path))
+    ]  # links may lead out of a path
     return [real for real in tops if not any(place.is_relative_to(real) for place in places)]
 
 
-def _labels(given: Sequence[str | os.PathLike[str]], places: Sequence[str]) -> list[str]:
+def _labels(paths: Sequence[str | os.PathLike[str]], places: Sequence[str]) -> list[str]:
     """Return a short name for each place: by the given path that it is below, if that tells them apart."""
-    tops = [os.path.realpath(path) for path in given]
+    tops = [os.path.realpath(path) for path in paths]
     above = [next((top for top in tops if Path(place).is_relative_to(top)), place) for place in places]
     return labels_of(above if len(set(above)) == len(places) else places)
 

@@ -37,12 +37,12 @@ def writers(paths: Sequence[str | os.PathLike[str]], processes: Path = PROCESSES
         names = sorted((name for name in os.listdir(processes) if name.isdecimal()), key=int)
     except OSError:
         return []
-    found = []
+    open_writers = []
     for name in names:
         file = next(_written(processes / name, roots), None) if int(name) != os.getpid() else None
         if file is not None:
-            found.append(Writer(int(name), _name(processes / name), file))
-    return found
+            open_writers.append(Writer(int(name), _name(processes / name), file))
+    return open_writers
 
 
 def _written(process: Path, roots: tuple[str, ...]) -> Iterator[str]:

@@ -18,9 +18,9 @@ def check_asked(
 ) -> None:
     """Raise ValueError for columns that no message has, a range that ends before it begins, or what is no filter."""
     read_schema(None if columns is None else tuple(columns))
-    for what, (first, end) in (("sequences", sequences), ("times", times_ns)):
+    for kind, (first, end) in (("sequences", sequences), ("times", times_ns)):
         if first is not None and end is not None and first > end:
-            raise ValueError(f"range of {what}: {first} to {end} ends before it begins")
+            raise ValueError(f"range of {kind}: {first} to {end} ends before it begins")
     for subject_filter in subject_filters:
         if not is_filter(subject_filter):
             raise ValueError(f"subject: {subject_filter!r} is no subject filter")
@@ -33,14 +33,14 @@ def match_names(
 
     Raises NotFoundError for a glob that nothing matches, but for the one that means all.
     """
-    found: list[str] = []
+    matched: list[str] = []
     known = sorted(names)
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if pattern in known or not _GLOB_CHARACTERS & set(pattern):
-            found.append(find(pattern))
+            matched.append(find(pattern))
             continue
         hits = [name for name in known if fnmatchcase(name, pattern)]
         if not hits and pattern != "*":
             raise NotFoundError(f"stream: nothing in {paths} matches {pattern!r}")
-        found += hits
-    return sorted(set(found))
+        matched += hits
+    return sorted(set(matched))

@@ -33,11 +33,11 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
         collected.add(examine_foreign_slice(part, files), part.first, part.end)
         if progress is not None:
             progress(done + 1, len(ranges))
-    found = []
+    drifts = []
     for at, copy in enumerate(copies):
         known = described.get(copy.path)
         problem = copy.problem if known is not None else f"there is no copy of {stream} in {copy.path}"
-        found.append(
+        drifts.append(
             CopyDrift(
                 label=copy.label,
                 path=copy.path,
@@ -53,7 +53,7 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
         stream=stream,
         layout=store.layout,
         account=first_one.account,
-        copies=tuple(found),
+        copies=tuple(drifts),
         together=collected.together.build(),
         conflicts=tuple(joined(collected.conflicts)),
         notes=(*_notes(store, stream, copies), *collected.notes()),
@@ -103,10 +103,10 @@ class _Collected:
         return [*dict.fromkeys(self.harmless), *more]
 
 
-def joined(found: Sequence[Conflict]) -> list[Conflict]:
+def joined(collected: Sequence[Conflict]) -> list[Conflict]:
     """Return conflicts in order, those of the same kind that follow each other as one."""
     result: list[Conflict] = []
-    for conflict in found:
+    for conflict in collected:
         if (
             result
             and replace(result[-1], first=conflict.first, end=conflict.end) == conflict

@@ -1,4 +1,4 @@
-"""What a plan over a foreign store consists of, and what is told about its streams and their damage.
+"""What a plan over a foreign store consists of, and what is reported of its streams and their damage.
 
 Plain values, picklable.
 """
@@ -69,7 +69,7 @@ class ForeignSlice:
     subject_filters: tuple[str, ...] = ()  # empty: all
     truncate_bad_eof: bool = False  # layout=stan: read past an unexpected end of the file
     key: bytes = field(default=b"", repr=False)  # layout=nats: opens the key file of an encrypted block
-    no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each told as damage
+    no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each reported as damage
     bounds: tuple[int, int] = (1, 1 << 63)  # layout=stan: what the whole file answers for; the rest of it is not its
 
 
@@ -158,17 +158,17 @@ class ForeignDamage:
             assert self.first is not None and self.end is not None, self
             is_single = self.end == self.first + 1
             which = f"with sequence {self.first} was" if is_single else f"{self.first} to {self.end - 1} were"
-            what = f"the message{'' if is_single else 's'} {which} read without a checksum that holds"
+            loss = f"the message{'' if is_single else 's'} {which} read without a checksum that holds"
         elif self.first is None:
-            what = "a damaged record of a removal" if self.unclear else "damage that cost no message"
+            loss = "a damaged record of a removal" if self.unclear else "damage that cost no message"
         elif self.end is None:
-            what = f"messages from sequence {self.first} on are lost"
+            loss = f"messages from sequence {self.first} on are lost"
         elif self.end == self.first + 1:
-            what = f"the message with sequence {self.first} is lost"
+            loss = f"the message with sequence {self.first} is lost"
         else:
             count = "" if self.lost_count is None else f"{self.lost_count} "
-            what = f"{count}messages of the sequences {self.first} to {self.end - 1} are lost"
-        return f"stream {self.stream!r}: {what}: {self.file} at offset_bytes {self.offset_bytes}: {self.reason}"
+            loss = f"{count}messages of the sequences {self.first} to {self.end - 1} are lost"
+        return f"stream {self.stream!r}: {loss}: {self.file} at offset_bytes {self.offset_bytes}: {self.reason}"
 
 
 def note_damage(

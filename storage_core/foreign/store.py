@@ -115,7 +115,7 @@ def open_foreign(
 
     For layout=nats `account` leaves only the streams of that account, and `encryption_key` is the key in the server's
     configuration, for streams that are encrypted. For layout=stan `truncate_bad_eof` reads past
-    an unexpected end of a file, and `no_crc` serves messages whose checksum fails; both are told as damage. Raises
+    an unexpected end of a file, and `no_crc` serves messages whose checksum fails; both are reported as damage. Raises
     NotAStoreError, NotFoundError for an account that is not there, ValueError for a layout that is not known or has
     not what is asked for.
     """
@@ -135,16 +135,16 @@ def open_foreign(
     return NatsStore(listed, account, files, encryption_key)
 
 
-def recognise_foreign(path: str | os.PathLike[str], files: Files = OS_FILES) -> str | None:
+def recognise_foreign(path: str | os.PathLike[str]) -> str | None:
     """Return the layout of the foreign store at or just below the path, None where none is seen.
 
     For the advice of an error: it looks into a few hundred directories at most, and never raises.
     """
     if is_in_object_store(path):
         return None
-    if holds_streams(path, files):
+    if holds_streams(path, OS_FILES):
         return NATS_LAYOUT
-    return STAN_LAYOUT if holds_channels(path, files) else None
+    return STAN_LAYOUT if holds_channels(path, OS_FILES) else None
 
 
 def read_foreign_slice(

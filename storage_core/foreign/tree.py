@@ -49,3 +49,12 @@ def directories(
             if true_path not in seen and files.is_directory(below):
                 seen.add(true_path)
                 waiting.append((below, depth + 1))
+
+
+def size_of(path: Path, files: Files) -> int:
+    """Return the size of a block file; 0 for what cannot be read as one: it is reported as damaged or missing."""
+    try:
+        return files.file_size(Path(os.path.realpath(path)))
+    except OSError as error:
+        raise_if_of_process(error)
+        return 0

@@ -3,7 +3,7 @@
 A range is what one block file of the fullest copy answers for, with all that other copies have in it; so work is
 spread as finely as for one copy, and memory is bounded by a few blocks. A range is gone through twice: once for the
 digests of all messages of all copies (24 bytes each are kept), which vote.py decides on, and once for the messages that
-are served, mostly from one copy. What copies differ in is told as damage that costs nothing, unless it does.
+are served, mostly from one copy. What copies differ in is reported as damage that costs nothing, unless it does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A range after its first reading: the vote, what every copy has, and all that is to be told."""
+    """A range after its first reading: the vote, what every copy has, and all that is to be reported."""
 
     outcome: Vote
     ballots: tuple[Ballot, ...]  # by copy
@@ -97,7 +97,7 @@ def plan_union(copies: Sequence[StreamCopy]) -> list[UnionSlice]:
     edges = _edges(copies, fullest)
     firsts = [np.array([part.first for part in copy.slices], np.int64) for copy in copies]
     reach = [np.maximum.accumulate(np.array([part.end for part in copy.slices], np.int64)) for copy in copies]
-    found = []
+    slices = []
     for first, end in zip(edges, edges[1:], strict=False):
         bounds = [
             (int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(begins, end)))
@@ -107,8 +107,8 @@ def plan_union(copies: Sequence[StreamCopy]) -> list[UnionSlice]:
         parts = tuple(_part(copy, first, end) for copy in near)
         if any(part.slices for part in parts):
             leading = parts[copies.index(fullest)].slices or next(part.slices for part in parts if part.slices)
-            found.append(_union_slice(leading[0], parts, first, end))
-    return found
+            slices.append(_union_slice(leading[0], parts, first, end))
+    return slices
 
 
 def clip(part: UnionSlice, first: int, end: int) -> UnionSlice:
@@ -192,7 +192,7 @@ def examine(part: UnionSlice, digest_slice: DigestSlice, files: Files = OS_FILES
     if part.no_crc and outcome.lost:  # what fails its checksum has no vote, but it is better than nothing
         looks = [[_with_suspects(part, look, outcome.lost, digest_slice, files) for look in some] for some in looks]
         outcome, ballots = _count(part, looks)
-    return Examined(outcome, ballots, tuple(map(tuple, looks)), tuple(_told(part, outcome, looks)))
+    return Examined(outcome, ballots, tuple(map(tuple, looks)), tuple(_damage_of(part, outcome, looks)))
 
 
 def _look(part: UnionSlice, each: ForeignSlice, digest_slice: DigestSlice, files: Files) -> Look:
@@ -214,14 +214,14 @@ def _with_suspects(part: UnionSlice, look: Look, wanted: SequenceSet, digest_sli
     damage: list[ForeignDamage] = []
     source = replace(look.source, no_crc=True)
     try:
-        found = join(list(digest_slice(source, damage.append, files)))
+        suspects = join(list(digest_slice(source, damage.append, files)))
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return look
-    chosen = np.flatnonzero(wanted.mask(found.sequences))
+    chosen = np.flatnonzero(wanted.mask(suspects.sequences))
     if not len(chosen):
         return look
-    more = Digests(found.sequences[chosen], found.times_ns[chosen], found.digests[chosen])
+    more = Digests(suspects.sequences[chosen], suspects.times_ns[chosen], suspects.digests[chosen])
     both = join([look.digests, more])
     return Look(source, both, tuple(damage))
 
@@ -258,10 +258,10 @@ class _Ends:
 def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignDamage], ends: _Ends) -> Ballot:
     copy = part.copies[at]
     damaged: list[tuple[int, int]] = []
-    gone: list[tuple[int, int]] = []
+    missing: list[tuple[int, int]] = []
     for loss in damage:
         if loss.first is not None and not loss.served:
-            places = gone if loss.gone else damaged
+            places = missing if loss.gone else damaged
             places.append((max(loss.first, part.first), min(ends.of(at, loss), part.end)))
     if copy.problem:
         damaged = [(part.first, part.end)]
@@ -270,26 +270,26 @@ def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignD
         shown=shown,
         removed=SequenceSet.decode(copy.removed),
         damaged=SequenceSet.from_ranges(damaged),
-        gone=SequenceSet.from_ranges(gone),
+        gone=SequenceSet.from_ranges(missing),
         readable=not copy.problem,
     )
 
 
-# --- what is told
+# --- what is reported
 
 
-def _told(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[ForeignDamage]:
+def _damage_of(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[ForeignDamage]:
     labels = [copy.label for copy in part.copies]
     heard = [[each for look in some for each in look.damage] for some in looks]
     clean = sum(not damage and not copy.problem for damage, copy in zip(heard, part.copies, strict=True))
     for label, damage in zip(labels, heard, strict=True):
         for defect in damage:
-            yield _settled(defect, outcome.lost, label, others_are_clean=clean > 0)
+            yield _decided(defect, outcome.lost, label, others_are_clean=clean > 0)
     listed, more = conflicts(outcome, labels)
     for conflict in listed:
         minority = _minority(conflict.versions, conflict.served)
         path = next(copy.path for copy in part.copies if copy.label == minority)
-        yield _difference(part, path, conflict.first, conflict.end, conflict.describe(), not conflict.settled)
+        yield _difference(part, path, conflict.first, conflict.end, conflict.describe(), not conflict.is_decided)
     if len(more):
         first, end = int(more[0, 0]), int(more[-1, 1])
         reason = together(len(more), f"copies have different content of messages from {first} to {end - 1}")
@@ -312,7 +312,7 @@ def _told(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[
             yield replace(lack, gone=True, places=places)
 
 
-def _settled(damage: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:
+def _decided(damage: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:
     """Return damage to one copy as it is for all of them together."""
     if damage.first is None or damage.served:
         return replace(damage, unclear=damage.unclear and not others_are_clean)

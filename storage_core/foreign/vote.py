@@ -8,7 +8,7 @@ removed since, or nothing: it lost it, its bytes are damaged, or it never came s
 2. Which? The content that more than half of those copies have that have any: a majority.
 3. Without a majority: the content that most copies have; of several the one that was stored last, for a server that
    was elected later writes over what an earlier one had not replicated; at the same time to the nanosecond the one
-   with the greatest digest. Nobody can tell whether that is right, so it is a conflict, and told as one.
+   with the greatest digest. Nobody can tell whether that is right, so it is a conflict, and reported as one.
 
 The result does not depend on the order in which the copies are given.
 """
@@ -68,8 +68,8 @@ def vote(ballots: Sequence[Ballot], first: int, end: int) -> Vote:
     best_counts, best_digests = counts[row, best], digests[row, best]
     rules = _rules(counts, best_counts, holders, removers)
     same = has & (digests == best_digests[:, None])
-    there = same & ((rules != 1) & (rules != 2) & (rules != 3))[:, None]
-    states = np.where(there, State.THERE, np.where(has, State.DIFFERENT, 0)).astype(np.uint8)
+    present = same & ((rules != 1) & (rules != 2) & (rules != 3))[:, None]
+    states = np.where(present, State.THERE, np.where(has, State.DIFFERENT, 0)).astype(np.uint8)
     expected = (rules != 3)[:, None] & ~has
     for at, ballot in enumerate(ballots):
         absent = np.where(ballot.damaged.mask(sequences), State.DAMAGED, State.MISSING)

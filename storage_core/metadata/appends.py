@@ -46,10 +46,10 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             if stream.config.deny_purge:
                 refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")
             end = stream.next_sequence
-            gone = stream.shown()
-            stream, events = taken_away(stream, gone, time_ns, "overwritten")
+            overwritten = stream.shown()
+            stream, events = taken_away(stream, overwritten, time_ns, "overwritten")
             state = with_events(state, events, time_ns)
-            state, stream = drop_below(state, stream, end, time_ns, gone, stream.data_size)
+            state, stream = drop_below(state, stream, end, time_ns, overwritten, stream.data_size)
             state = _without_msg_ids(state, stream)
         present = stream
         stream, dead, result = _with_blocks(stream, part, place, time_ns)
@@ -76,12 +76,12 @@ def _without_superseded(
 ) -> tuple[StoreState, StreamState]:
     """Return both without what the limits of subjects take; consumers that had not acknowledged it have missed it."""
     superseded = SequenceSet.decode(part.superseded).clip(stream.low_watermark, stream.next_sequence)
-    gone = stream.removed.left_of(superseded)
+    newly_removed = stream.removed.left_of(superseded)
     _, why = REASONS["limits"]
-    stream, events = taken_away(stream, gone, time_ns, why)
-    stream = replace(stream, removed=stream.removed.union(gone))
+    stream, events = taken_away(stream, newly_removed, time_ns, why)
+    stream = replace(stream, removed=stream.removed.union(newly_removed))
     state = with_events(state, events, time_ns)
-    return drop_below(state, stream, stream.low_watermark, time_ns, gone, part.superseded_size)
+    return drop_below(state, stream, stream.low_watermark, time_ns, newly_removed, part.superseded_size)
 
 
 def _check_limits(before: StreamState, after: StreamState) -> None:
@@ -101,11 +101,13 @@ def _check_limits(before: StreamState, after: StreamState) -> None:
 def _without_msg_ids(state: StoreState, stream: StreamState) -> StoreState:
     """Return the state after an overwrite of the stream: the msg_ids of everything before count no more."""
     deletes = state.pending_deletes.rows
-    gone = equals_any(deletes["incarnation"], stream.incarnations)
-    if not gone.any():
+    overwritten = equals_any(deletes["incarnation"], stream.incarnations)
+    if not overwritten.any():
         return state
     return replace(
-        state, pending_deletes=state.pending_deletes.keep(~gone), replaced=state.replaced.append(deletes[gone])
+        state,
+        pending_deletes=state.pending_deletes.keep(~overwritten),
+        replaced=state.replaced.append(deletes[overwritten]),
     )
 
 
@@ -120,20 +122,20 @@ def _stored_before(state: StoreState, targets: list[StreamState], command: Appen
     if command.is_routed:
         result = _known_batch(STORE, state.writers.get(command.writer), command)
         is_stored = result is not None
-    found = {}
+    known = {}
     for stream in targets:
         result = _known_batch(f"stream {stream.name!r}", stream.writers.get(command.writer), command)
         if result is not None:
-            found[stream.name] = result
-    unknown = [stream.name for stream in targets if stream.name not in found]
-    if (found or is_stored) and unknown and not (command.any_content and not found):
+            known[stream.name] = result
+    unknown = [stream.name for stream in targets if stream.name not in known]
+    if (known or is_stored) and unknown and not (command.any_content and not known):
         refuse(
             errors.RequirementError,
             f"batch {command.batch!r} of writer {command.writer!r} was stored before, without stream {unknown[0]!r}: "
             "the same batch must hold the same messages; give other messages another batch",
         )
-    if found or is_stored:
-        return found
+    if known or is_stored:
+        return known
     if command.is_routed:
         _check_run(STORE, state.writers.get(command.writer), command)
     for stream in targets:
@@ -294,8 +296,8 @@ def merge_blocks(state: StoreState, place: Place, time_ns: int, command: MergeBl
     before = live(state, command.incarnation)
     check_transaction(state, command.transaction)
     try:
-        stream, gone = merged(before, time_ns, command)
+        stream, replaced = merged(before, time_ns, command)
     except errors.StorageError as error:
         return state, Refused(type(error), str(error))
-    state = replace(state.with_stream(stream), replaced=add_pending_deletes(state.replaced, before, gone, time_ns))
+    state = replace(state.with_stream(stream), replaced=add_pending_deletes(state.replaced, before, replaced, time_ns))
     return decided(state, place, command.transaction, COMMITTED), Done()

@@ -18,39 +18,8 @@ import numpy as np
 from storage_core.block.format import ID_SIZE
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError
-from storage_core.metadata.commands import (
-    Abort,
-    Acknowledge,
-    AddConsumer,
-    AddStream,
-    AdvanceConsumers,
-    Append,
-    AppendedBlocks,
-    ChangePlacement,
-    ChangeVolumes,
-    DeclareLost,
-    DeleteConsumer,
-    DeleteStream,
-    Deliver,
-    EditStore,
-    EditStream,
-    Envelope,
-    ForgetTransactions,
-    Init,
-    MergeBlocks,
-    MoveConsumer,
-    NoOp,
-    PauseConsumer,
-    PrepareStreams,
-    RecordEvents,
-    RecordHolders,
-    Remove,
-    RestoreStreams,
-    TakeConsumer,
-    TakeOver,
-    TellConsumer,
-    Unlinked,
-)
+from storage_core.metadata import commands
+from storage_core.metadata.commands import Envelope
 from storage_core.metadata.consumers import ACK, NAK, TERM, WITHHOLD
 from storage_core.metadata.invariants import (
     CONTENT_SIZES,
@@ -94,7 +63,7 @@ def check_command(state: StoreState, envelope: Envelope, are_appends_good: bool 
     if (incarnation := getattr(command, "incarnation", None)) is not None:
         check_id("incarnation", incarnation)
     _CHECKS[type(command)](state, command)
-    if isinstance(command, Append) and not are_appends_good:
+    if isinstance(command, commands.Append) and not are_appends_good:
         check_appended(command.streams)
 
 
@@ -104,7 +73,10 @@ def are_appends_good(envelopes: Iterable[Envelope]) -> bool:
     If not, `check_command` says of each command by itself whether it is, and what is wrong.
     """
     parts = [
-        part for envelope in envelopes if isinstance(envelope.command, Append) for part in envelope.command.streams
+        part
+        for envelope in envelopes
+        if isinstance(envelope.command, commands.Append)
+        for part in envelope.command.streams
     ]
     try:
         check_appended(parts)
@@ -120,30 +92,30 @@ def _nothing(state: StoreState, command: object) -> None:
 # --- the store
 
 
-def _init(state: StoreState, command: Init) -> None:
+def _init(state: StoreState, command: commands.Init) -> None:
     check_id("the store's id", command.store_id)
     check_settings(command.settings)
     check_voters(command.voters)
     check_distinct("volumes", [voter.volume_id for voter in command.voters])
 
 
-def _change_volumes(state: StoreState, command: ChangeVolumes) -> None:
+def _change_volumes(state: StoreState, command: commands.ChangeVolumes) -> None:
     check_voters(command.voters)
     check_volume_change(command.change)
 
 
-def _edit_store(state: StoreState, command: EditStore) -> None:
+def _edit_store(state: StoreState, command: commands.EditStore) -> None:
     check_settings(command.settings)
 
 
-def _forget_transactions(state: StoreState, command: ForgetTransactions) -> None:
+def _forget_transactions(state: StoreState, command: commands.ForgetTransactions) -> None:
     check_number("before_ns", command.before_ns, 0)
 
 
 # --- streams
 
 
-def _add_stream(state: StoreState, command: AddStream) -> None:
+def _add_stream(state: StoreState, command: commands.AddStream) -> None:
     if state.by_incarnation(command.incarnation) is not None:
         refuse("incarnation of a new stream", "one that no stream has", command.incarnation.hex())
     check_config(command.config)
@@ -151,20 +123,20 @@ def _add_stream(state: StoreState, command: AddStream) -> None:
     check_distinct("placement", command.placement)
 
 
-def _edit_stream(state: StoreState, command: EditStream) -> None:
+def _edit_stream(state: StoreState, command: commands.EditStream) -> None:
     check_config(command.config)
 
 
-def _change_placement(state: StoreState, command: ChangePlacement) -> None:
+def _change_placement(state: StoreState, command: commands.ChangePlacement) -> None:
     _check_ids("placement", command.placement, REPLICA_COUNT_MAX)
 
 
-def _prepare_streams(state: StoreState, command: PrepareStreams) -> None:
+def _prepare_streams(state: StoreState, command: commands.PrepareStreams) -> None:
     _check_ids("incarnations", command.incarnations)
     check_number("until_ns", command.until_ns, 0)
 
 
-def _record_holders(state: StoreState, command: RecordHolders) -> None:
+def _record_holders(state: StoreState, command: commands.RecordHolders) -> None:
     check_id("volume", command.volume_id)
     _check_rows("blocks", command.blocks, ID_SIZE)
 
@@ -172,7 +144,7 @@ def _record_holders(state: StoreState, command: RecordHolders) -> None:
 # --- blocks
 
 
-def _append(state: StoreState, command: Append) -> None:
+def _append(state: StoreState, command: commands.Append) -> None:
     """Of an append as a whole, and that the numbers of its streams have room for what it brings."""
     check_id("transaction", command.transaction)
     if len(command.content) not in CONTENT_SIZES:
@@ -191,7 +163,7 @@ def _append(state: StoreState, command: Append) -> None:
             check_number("holders", int(rows["holders"].max()), 0, (1 << len(stream.placement)) - 1)
 
 
-def check_appended(parts: Sequence[AppendedBlocks]) -> None:
+def check_appended(parts: Sequence[commands.AppendedBlocks]) -> None:
     """Raise CorruptionError unless what appends bring to streams holds by itself, whatever their states are.
 
     That is what holds of the blocks of a stream, of one that begins with them. All parts are looked at in one go, as if
@@ -231,9 +203,9 @@ def check_appended(parts: Sequence[AppendedBlocks]) -> None:
         rows["first"] += np.repeat(np.array(starts[:-1]), counts)
         rows["committed_ns"] = 0
         rows["subject_set"] = np.frombuffer(b"".join([part.subject_set_of for part in parts]), "<i4")
-        gone = [np.concatenate([*columns, np.empty(0, np.int64)]) for columns in (gone_starts, gone_ends)]
+        duplicate_columns = [np.concatenate([*columns, np.empty(0, np.int64)]) for columns in (gone_starts, gone_ends)]
         set_counts = np.repeat(np.array([len(part.subject_sets) for part in parts]), counts)
-        check_rows(rows, 1, starts[-1], ChunkedSet.of(SequenceSet.from_columns(*gone)), set_counts)
+        check_rows(rows, 1, starts[-1], ChunkedSet.of(SequenceSet.from_columns(*duplicate_columns)), set_counts)
     sums = [np.concatenate(([0], rows[name].cumsum()))[places] for name in ("row_count", "data_size")]
     row_counts, data_sizes = (np.diff(ends).tolist() for ends in sums)
     for part, row_count, data_size, shown_count in zip(parts, row_counts, data_sizes, shown_counts, strict=True):
@@ -242,11 +214,11 @@ def check_appended(parts: Sequence[AppendedBlocks]) -> None:
         check_number("superseded_size", part.superseded_size, 0)
 
 
-def _abort(state: StoreState, command: Abort) -> None:
+def _abort(state: StoreState, command: commands.Abort) -> None:
     check_id("transaction", command.transaction)
 
 
-def _merge_blocks(state: StoreState, command: MergeBlocks) -> None:
+def _merge_blocks(state: StoreState, command: commands.MergeBlocks) -> None:
     check_id("transaction", command.transaction)
     _check_rows("blocks", command.blocks, ID_SIZE)
     row = decode_blocks(command.row, "row").copy()
@@ -265,7 +237,7 @@ def _merge_blocks(state: StoreState, command: MergeBlocks) -> None:
         check_subject_sets((command.subjects,))
 
 
-def _remove(state: StoreState, command: Remove) -> None:
+def _remove(state: StoreState, command: commands.Remove) -> None:
     check_number("data_size", command.data_size, 0)
     check_number("low_watermark", command.low_watermark, 0)
     _check_rows("expiries", command.expiries, EXPIRY_DTYPE.itemsize)
@@ -273,11 +245,11 @@ def _remove(state: StoreState, command: Remove) -> None:
         refuse("reason", ", ".join(REASONS), command.reason)
 
 
-def _declare_lost(state: StoreState, command: DeclareLost) -> None:
+def _declare_lost(state: StoreState, command: commands.DeclareLost) -> None:
     check_number("data_size", command.data_size, 0)
 
 
-def _unlinked(state: StoreState, command: Unlinked) -> None:
+def _unlinked(state: StoreState, command: commands.Unlinked) -> None:
     for block in command.blocks:
         check_id("an unlinked block", block, 2 * ID_SIZE)
 
@@ -285,26 +257,26 @@ def _unlinked(state: StoreState, command: Unlinked) -> None:
 # --- consumers
 
 
-def _add_consumer(state: StoreState, command: AddConsumer) -> None:
+def _add_consumer(state: StoreState, command: commands.AddConsumer) -> None:
     check_consumer_config(command.config)
     _check_start(command)
 
 
-def _move_consumer(state: StoreState, command: MoveConsumer) -> None:
+def _move_consumer(state: StoreState, command: commands.MoveConsumer) -> None:
     check_number("pending_end", command.pending_end, 0)
     _check_start(command)
 
 
-def _check_start(command: AddConsumer | MoveConsumer) -> None:
+def _check_start(command: commands.AddConsumer | commands.MoveConsumer) -> None:
     if command.query_start is not None:
         check_number("start of a query", command.query_start.sequence, 0)
 
 
-def _pause_consumer(state: StoreState, command: PauseConsumer) -> None:
+def _pause_consumer(state: StoreState, command: commands.PauseConsumer) -> None:
     check_number("until_ns", command.until_ns, 0)
 
 
-def _deliver(state: StoreState, command: Deliver) -> None:
+def _deliver(state: StoreState, command: commands.Deliver) -> None:
     check_number("deadline_ns", command.deadline_ns, 0)
     if command.withheld:
         both = SequenceSet.decode(command.sequences).intersection(SequenceSet.decode(command.withheld))
@@ -312,17 +284,17 @@ def _deliver(state: StoreState, command: Deliver) -> None:
             refuse("withheld", "messages that are not handed out", int(both.starts[0]))
 
 
-def _acknowledge(state: StoreState, command: Acknowledge) -> None:
+def _acknowledge(state: StoreState, command: commands.Acknowledge) -> None:
     check_number("deadline_ns", command.deadline_ns, 0)
     if command.kind not in _KINDS:
         refuse("kind", ", ".join(_KINDS), command.kind)
 
 
-def _take_consumer(state: StoreState, command: TakeConsumer) -> None:
+def _take_consumer(state: StoreState, command: commands.TakeConsumer) -> None:
     check_number("generation", command.generation, 0)
 
 
-def _advance_consumers(state: StoreState, command: AdvanceConsumers) -> None:
+def _advance_consumers(state: StoreState, command: commands.AdvanceConsumers) -> None:
     for advance in command.advances:
         check_id("incarnation", advance.incarnation)
 
@@ -330,40 +302,50 @@ def _advance_consumers(state: StoreState, command: AdvanceConsumers) -> None:
 # --- values
 
 
-def _check_ids(what: str, ids: Sequence[bytes], count_max: int = NUMBER_MAX) -> None:
-    check_number(what, len(ids), 0, count_max)
+def _check_ids(label: str, ids: Sequence[bytes], count_max: int = NUMBER_MAX) -> None:
+    check_number(label, len(ids), 0, count_max)
     for identifier in ids:
-        check_id(what, identifier)
+        check_id(label, identifier)
 
 
-def _check_rows(what: str, rows: bytes, row_size: int) -> None:
+def _check_rows(label: str, rows: bytes, row_size: int) -> None:
     if len(rows) % row_size:
-        refuse(f"bytes of {what}", f"a multiple of {row_size}", len(rows))
+        refuse(f"bytes of {label}", f"a multiple of {row_size}", len(rows))
 
 
 _CHECKS: dict[type, Callable[[StoreState, Any], None]] = {
-    Init: _init,
-    ChangeVolumes: _change_volumes,
-    EditStore: _edit_store,
-    ForgetTransactions: _forget_transactions,
-    AddStream: _add_stream,
-    EditStream: _edit_stream,
-    ChangePlacement: _change_placement,
-    PrepareStreams: _prepare_streams,
-    RecordHolders: _record_holders,
-    Append: _append,
-    Abort: _abort,
-    MergeBlocks: _merge_blocks,
-    Remove: _remove,
-    DeclareLost: _declare_lost,
-    Unlinked: _unlinked,
-    AddConsumer: _add_consumer,
-    MoveConsumer: _move_consumer,
-    PauseConsumer: _pause_consumer,
-    Deliver: _deliver,
-    Acknowledge: _acknowledge,
-    TakeConsumer: _take_consumer,
-    AdvanceConsumers: _advance_consumers,
-    **dict.fromkeys((NoOp, TakeOver, RecordEvents, DeleteStream, DeleteConsumer, TellConsumer), _nothing),
-    RestoreStreams: _nothing,  # whose handler asks for the invariants of each stream
+    commands.Init: _init,
+    commands.ChangeVolumes: _change_volumes,
+    commands.EditStore: _edit_store,
+    commands.ForgetTransactions: _forget_transactions,
+    commands.AddStream: _add_stream,
+    commands.EditStream: _edit_stream,
+    commands.ChangePlacement: _change_placement,
+    commands.PrepareStreams: _prepare_streams,
+    commands.RecordHolders: _record_holders,
+    commands.Append: _append,
+    commands.Abort: _abort,
+    commands.MergeBlocks: _merge_blocks,
+    commands.Remove: _remove,
+    commands.DeclareLost: _declare_lost,
+    commands.Unlinked: _unlinked,
+    commands.AddConsumer: _add_consumer,
+    commands.MoveConsumer: _move_consumer,
+    commands.PauseConsumer: _pause_consumer,
+    commands.Deliver: _deliver,
+    commands.Acknowledge: _acknowledge,
+    commands.TakeConsumer: _take_consumer,
+    commands.AdvanceConsumers: _advance_consumers,
+    **dict.fromkeys(
+        (
+            commands.NoOp,
+            commands.TakeOver,
+            commands.RecordEvents,
+            commands.DeleteStream,
+            commands.DeleteConsumer,
+            commands.RecordConsumerEvents,
+        ),
+        _nothing,
+    ),
+    commands.RestoreStreams: _nothing,  # whose handler asks for the invariants of each stream
 }

@@ -1,6 +1,6 @@
 """Commands of the metadata state machine: what an entry of the Raft log asks for.
 
-A command carries everything that varies: times, ids, sets of sequences that the holder worked out under its lock.
+A command carries everything that varies: times, ids, sets of sequences that the session worked out under its lock.
 The state machine has no clock and makes no ids. Encoded as msgpack maps; a field that a later version adds has a
 default, so that older logs still decode. A kind of command, or a meaning, that is new raises COMMANDS_VERSION, which
 each entry carries and at which an older program stops.
@@ -300,7 +300,7 @@ class TakeConsumer(msgspec.Struct, frozen=True, tag="take_consumer"):
     events: tuple[Event, ...] = ()
 
 
-class TellConsumer(msgspec.Struct, frozen=True, tag="tell_consumer"):
+class RecordConsumerEvents(msgspec.Struct, frozen=True, tag="record_consumer_events"):
     """Events about a consumer that change nothing else."""
 
     incarnation: bytes
@@ -308,6 +308,17 @@ class TellConsumer(msgspec.Struct, frozen=True, tag="tell_consumer"):
     events: tuple[Event, ...]
 
 
+# Of one consumer; applied by consumers.py.
+ConsumerCommand = (
+    AddConsumer
+    | DeleteConsumer
+    | PauseConsumer
+    | Deliver
+    | Acknowledge
+    | MoveConsumer
+    | RecordConsumerEvents
+    | TakeConsumer
+)
 Command = (
     Init
     | NoOp
@@ -329,15 +340,8 @@ Command = (
     | MergeBlocks
     | RecordHolders
     | RecordEvents
-    | AddConsumer
-    | DeleteConsumer
-    | PauseConsumer
-    | Deliver
-    | Acknowledge
-    | MoveConsumer
-    | TellConsumer
     | AdvanceConsumers
-    | TakeConsumer
+    | ConsumerCommand
 )
 
 

@@ -56,7 +56,7 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "allow_msg_schedules": (False,),
 }
 _LIMITS = ("max_msgs", "max_bytes", "max_msgs_per_subject", "max_consumers")  # -1 and 0 both are none, as in JetStream
-_SIZES = ("max_msg_size", "max_bytes", "block_max_bytes")  # as text they may have a unit
+SIZES = ("max_msg_size", "max_bytes", "block_max_bytes")  # as text they may have a unit
 _COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes", *_LIMITS)
 STORE_LIMITS = ("max_streams", "max_consumers", "max_msgs", "max_bytes")  # of all streams of a store together
 _NO_DEFAULTS = ("name", "subjects", "num_replicas", "sealed")  # keys that are no matter of what a stream is called
@@ -108,15 +108,12 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
             mapping = mapping.to_json()
         if not isinstance(mapping, Mapping):
             raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(mapping).__name__}")
-        values = dict(mapping)
-        for key in values:
-            check_key(key, values[key], cls.__struct_fields__, _NOT_YET, "stream")
-        values = {key: value for key, value in values.items() if key not in _NOT_YET}
+        values = known_values(mapping, cls.__struct_fields__, _NOT_YET, "stream")
         check_name(values.get("name"), "name of a stream")
         values["subjects"] = _subjects(values.get("subjects"), values["name"])
         for key in _COUNTS:
             if key in values:
-                values[key] = _count(key, values[key])
+                values[key] = parse_count(key, values[key])
         for key in _FLAGS:
             if key in values and not isinstance(values[key], bool):
                 raise ValueError(f"{key}: {values[key]!r} is not true or false")
@@ -152,46 +149,53 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {name: shown[name] for name in self.__struct_fields__}
 
 
-def check_key(
-    key: object, value: object, known: tuple[str, ...], not_yet: Mapping[str, tuple[object, ...]], what: str
-) -> None:
-    """Raise ValueError for a key of the configuration of `what` that is not known, or does not work yet.
+def known_values(
+    mapping: Mapping[str, Any], known: tuple[str, ...], not_yet: Mapping[str, tuple[object, ...]], kind: str
+) -> dict[str, Any]:
+    """Return what is given of the configuration of a `kind`; raises ValueError for keys that are not known.
 
-    `not_yet`: keys that mean nothing here yet, with the values that change nothing.
+    `not_yet`: keys that mean nothing here yet, with the values that change nothing; others are refused.
     """
-    if key in not_yet:
-        if value not in not_yet[str(key)] and value is not None:
-            raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
-        return
-    if key not in known:
-        hint = did_you_mean(str(key), not_yet) or instead(str(key), known, "valid ones are")
-        raise ValueError(f"unknown key of a {what}: {key!r}{hint}")
+    values = dict(mapping)
+    for key, value in mapping.items():
+        if key in not_yet:
+            del values[key]
+            if value not in not_yet[key] and value is not None:
+                raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
+        elif key not in known:
+            hint = did_you_mean(str(key), not_yet) or instead(str(key), known, "valid ones are")
+            raise ValueError(f"unknown key of a {kind}: {key!r}{hint}")
+    return values
 
 
-def check_name(name: object, what: str) -> str:
+def check_name(name: object, label: str) -> str:
     """Return the name; raises ValueError unless it is `[A-Za-z0-9_-]{1,128}`."""
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise ValueError(f"{what}: {name!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ -")
+        raise ValueError(f"{label}: {name!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ -")
     return name
 
 
 def _subjects(value: object, name: str) -> tuple[str, ...]:
     if value is None or value == () or value == []:
         return (name,)
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
-        raise ValueError(f"subjects: {value!r} is not a list of subjects")
-    subjects = tuple(one.strip() for one in listed)
-    for subject in subjects:
-        if not is_filter(subject):
-            raise ValueError(
-                f"subjects: {subject!r} is not a subject; tokens joined by dots, * for one and > for the rest"
-            )
+    subjects = parse_filters(value, "subjects", "subject")
     if len(set(subjects)) < len(subjects):
         raise ValueError(f"subjects: {', '.join(subjects)} names one twice")
-    if len(subjects) > SUBJECT_COUNT_MAX:
-        raise ValueError(f"subjects: {len(subjects)} are too many, at most {SUBJECT_COUNT_MAX} are allowed")
     return subjects
+
+
+def parse_filters(value: object, key: str, noun: str) -> tuple[str, ...]:
+    """Return the filters of a list, or of a text with commas; raises ValueError naming the key."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(item, str) for item in listed):
+        raise ValueError(f"{key}: {value!r} is not a list of subjects")
+    filters = tuple(item.strip() for item in listed)
+    for subject in filters:
+        if not is_filter(subject):
+            raise ValueError(f"{key}: {subject!r} is not a {noun}; tokens joined by dots, * for one and > for the rest")
+    if len(filters) > SUBJECT_COUNT_MAX:
+        raise ValueError(f"{key}: {len(filters)} are too many, at most {SUBJECT_COUNT_MAX} are allowed")
+    return filters
 
 
 def _archive_command(value: object) -> tuple[str, ...]:
@@ -209,10 +213,11 @@ def _archive_command(value: object) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _count(key: str, value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
+def parse_count(key: str, value: object) -> int:
+    """Return a whole number, of a size also from a text with its unit; raises ValueError naming the key."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value):
         value = int(value)
-    elif isinstance(value, str) and key in _SIZES:
+    elif isinstance(value, str) and key in SIZES:
         value = parse_size(value, key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{key}: {value!r} is not a whole number")
@@ -336,18 +341,18 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
                 values["deleted_block_retention"], "deleted_block_retention"
             )
         if "snapshot_every" in values:
-            values["snapshot_every"] = _count("snapshot_every", values["snapshot_every"])
+            values["snapshot_every"] = parse_count("snapshot_every", values["snapshot_every"])
             if not 1 <= values["snapshot_every"] <= 100_000:
                 raise ValueError(f"snapshot_every: {values['snapshot_every']} is not 1 to 100000 entries")
         if "permissions" in values:
-            given = values.pop("permissions")
-            if given not in (PRIVATE, GROUP):
-                raise ValueError(f"permissions: {given!r} is unknown; valid values are {PRIVATE} and {GROUP}")
-            if given == GROUP:
+            permissions = values.pop("permissions")
+            if permissions not in (PRIVATE, GROUP):
+                raise ValueError(f"permissions: {permissions!r} is unknown; valid values are {PRIVATE} and {GROUP}")
+            if permissions == GROUP:
                 values["permissions"] = GROUP
         for key in (*STORE_LIMITS, "open_files_max"):
             if key in values:
-                limit = _count(key, values.pop(key))
+                limit = parse_count(key, values.pop(key))
                 if limit not in (-1, 0) and not 1 <= limit <= LIMIT_MAX:
                     raise ValueError(f"{key}: {limit} is not -1 (no limit) or 1 to {LIMIT_MAX}")
                 if limit > 0:
@@ -359,12 +364,12 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**values)
 
 
-def _stream_defaults(given: object) -> dict[str, dict[str, Any]]:
+def _stream_defaults(value: object) -> dict[str, dict[str, Any]]:
     """Return the keys that streams get by their names, as a stream of its own would keep them."""
-    if not isinstance(given, Mapping) or not all(isinstance(keys, Mapping) for keys in given.values()):
-        raise ValueError(f"stream_defaults: {given!r} is not a mapping of patterns of names to keys of streams")
+    if not isinstance(value, Mapping) or not all(isinstance(keys, Mapping) for keys in value.values()):
+        raise ValueError(f"stream_defaults: {value!r} is not a mapping of patterns of names to keys of streams")
     defaults = {}
-    for pattern, keys in given.items():
+    for pattern, keys in value.items():
         if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
             raise ValueError(f"stream_defaults: {pattern!r} is no name with * for any characters and ? for one")
         own = next((key for key in keys if key in _NO_DEFAULTS), None)

@@ -4,15 +4,13 @@ Names and meanings are those of JetStream; the defaults are those of a pull cons
 version does not carry out is refused by name, unless it asks for what happens anyway.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from storage_core.metadata.config import SUBJECT_COUNT_MAX, check_key, check_labels, check_name
+from storage_core.metadata.config import check_labels, check_name, known_values, parse_count, parse_filters
 from storage_core.quantities import parse_duration_ns, parse_time_ns
-from storage_core.subjects import is_filter
 
 DELIVER_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time")
 ACK_POLICIES = ("explicit", "none", "all")
@@ -67,18 +65,15 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
             mapping = mapping.to_json()
         if not isinstance(mapping, Mapping):
             raise ValueError(f"a consumer's configuration is a dict or ConsumerConfig, not {type(mapping).__name__}")
-        values = _without_aliases(mapping)
-        for key in list(values):
-            check_key(key, values[key], cls.__struct_fields__, _NOT_YET, "consumer")
-        values = {key: value for key, value in values.items() if key not in _NOT_YET}
+        values = known_values(_without_aliases(mapping), cls.__struct_fields__, _NOT_YET, "consumer")
         check_name(values.get("name"), "name of a consumer")
         for key in _COUNTS:
             if key in values:
-                values[key] = _count(key, values[key])
+                values[key] = parse_count(key, values[key])
         if "ack_wait" in values:
             values["ack_wait"] = parse_duration_ns(values["ack_wait"], "ack_wait")
         if "filter_subjects" in values:
-            values["filter_subjects"] = _filters(values["filter_subjects"])
+            values["filter_subjects"] = parse_filters(values["filter_subjects"], "filter_subjects", "filter")
         config = cls(**values)
         _check_values(config)
         return config
@@ -105,35 +100,12 @@ def _without_aliases(mapping: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(mapping)
     for alias, key in (("durable_name", "name"), ("filter_subject", "filter_subjects")):
         if alias in values:
-            given = values.pop(alias)
-            if values.setdefault(key, given) != given:
+            value = values.pop(alias)
+            if values.setdefault(key, value) != value:
                 raise ValueError(f"{alias} and {key} are the same; give one of them")
     if values.get("filter_subjects") in ("", None):
         values.pop("filter_subjects", None)
     return values
-
-
-def _count(key: str, value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{key}: {value!r} is not a whole number")
-    return value
-
-
-def _filters(value: object) -> tuple[str, ...]:
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
-        raise ValueError(f"filter_subjects: {value!r} is not a list of subjects")
-    filters = tuple(one.strip() for one in listed)
-    for subject in filters:
-        if not is_filter(subject):
-            raise ValueError(
-                f"filter_subjects: {subject!r} is not a filter; tokens joined by dots, * for one and > for the rest"
-            )
-    if len(filters) > SUBJECT_COUNT_MAX:
-        raise ValueError(f"filter_subjects: {len(filters)} are too many, at most {SUBJECT_COUNT_MAX} are allowed")
-    return filters
 
 
 def _check_values(config: ConsumerConfig) -> None:
@@ -146,7 +118,7 @@ def _check_values(config: ConsumerConfig) -> None:
             raise ValueError(f"{key}: {getattr(config, key)!r} is not one of {', '.join(taken)}")
     _check_start(config)
     if not 1 <= config.ack_wait:
-        raise ValueError("ack_wait: 0 leaves no time to acknowledge; taken are durations such as 30s")
+        raise ValueError("ack_wait: 0 leaves no time to acknowledge; use a duration such as 30s")
     if config.max_deliver != -1 and not 1 <= config.max_deliver <= MAX_DELIVER_LIMIT:
         raise ValueError(f"max_deliver: {config.max_deliver} is not -1 (no limit) or 1 to {MAX_DELIVER_LIMIT}")
     if config.max_ack_pending != -1 and not 1 <= config.max_ack_pending <= MAX_ACK_PENDING_LIMIT:

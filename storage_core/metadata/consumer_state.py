@@ -24,15 +24,15 @@ class ConsumerState:
     next_sequence: int  # the first that was never handed out
     history: tuple[tuple[bytes, int], ...] = ()  # newest runs of the stream below next_sequence, as reconcile.py keeps
     pending: PendingMessages = field(default_factory=PendingMessages)  # Invariant: below next_sequence
-    told: SequenceSet = field(default_factory=SequenceSet.empty)  # lost sequences that it was told of
+    reported: SequenceSet = field(default_factory=SequenceSet.empty)  # lost sequences that were reported to it
     paused_until_ns: int = 0
     events: tuple[Event, ...] = ()  # oldest first, the newest CONSUMER_EVENTS_KEPT
     query_start: QueryStart = QueryStart()  # the last one of a query without a checkpoint
     generation: int = 0  # of its ownership by queries; one more with each that took it over from a live one
     clock_ns: int = 0  # the latest time of a command that set or met deadlines, or a pause: they go by that clock
     skipped: int = 0  # messages that were removed or lost before it acknowledged them
-    skipped_told: int = 0  # of these, when its events last told of them
-    skipped_told_ns: int = 0  # and when that was
+    skipped_reported: int = 0  # of these, when its events last reported them
+    skipped_reported_ns: int = 0  # and when that was
     # Of a stream whose retention is not limits: what it is done with and is still there (retention.py).
     done: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: below next_sequence, nothing that waits
 
@@ -74,22 +74,22 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     next_sequence: int
     history: tuple[tuple[bytes, int], ...]
     pending: bytes
-    told: bytes
+    reported: bytes
     paused_until_ns: int = 0
     events: tuple[Event, ...] = ()
     query_start: QueryStart = QueryStart()
     generation: int = 0
     clock_ns: int = 0
     skipped: int = 0
-    skipped_told: int = 0
-    skipped_told_ns: int = 0
+    skipped_reported: int = 0
+    skipped_reported_ns: int = 0
     done: bytes = b""
 
 
 def consumer_record(state: ConsumerState) -> ConsumerRecord:
     values = {name: getattr(state, name) for name in ConsumerRecord.__struct_fields__}
     done = state.done.encode() if state.done else b""
-    values.update(pending=state.pending.encode(), told=state.told.encode(), done=done)
+    values.update(pending=state.pending.encode(), reported=state.reported.encode(), done=done)
     return ConsumerRecord(**values)
 
 
@@ -97,5 +97,5 @@ def consumer_of(record: ConsumerRecord) -> ConsumerState:
     """Return the consumer; raises CorruptionError if its tables are none."""
     values = {name: getattr(record, name) for name in ConsumerRecord.__struct_fields__}
     done = SequenceSet.decode(record.done) if record.done else SequenceSet.empty()
-    values.update(pending=decode_pending(record.pending), told=SequenceSet.decode(record.told), done=done)
+    values.update(pending=decode_pending(record.pending), reported=SequenceSet.decode(record.reported), done=done)
     return ConsumerState(**values)

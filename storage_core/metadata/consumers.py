@@ -18,13 +18,13 @@ from storage_core.metadata.commands import (
     Acknowledge,
     AddConsumer,
     ConsumerAdvance,
+    ConsumerCommand,
     DeleteConsumer,
     Deliver,
     Event,
     MoveConsumer,
     PauseConsumer,
     TakeConsumer,
-    TellConsumer,
 )
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
 from storage_core.metadata.pending import PENDING_DTYPE, PendingMessages, pending_rows, pending_set
@@ -34,9 +34,6 @@ from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 
-ConsumerCommand = (
-    AddConsumer | DeleteConsumer | PauseConsumer | Deliver | Acknowledge | MoveConsumer | TellConsumer | TakeConsumer
-)
 ACK, NAK, TERM, WITHHOLD = "ack", "nak", "term", "withhold"
 ANY_GENERATION = -1  # of an advance that is said for whoever owns the consumer
 _NO_ROWS = np.empty(0, PENDING_DTYPE)
@@ -126,16 +123,16 @@ def advanced(stream: StreamState, command: ConsumerAdvance) -> StreamState:
 
 def _add(stream: StreamState, time_ns: int, command: AddConsumer) -> Applied:
     name = command.config.name
-    there = stream.consumers.get(name.casefold())
-    if there is not None:
-        how = "exists" if there.name == name else f"differs from consumer {there.name!r} only in case"
+    existing = stream.consumers.get(name.casefold())
+    if existing is not None:
+        how = "exists" if existing.name == name else f"differs from consumer {existing.name!r} only in case"
         raise AlreadyExistsError(f"consumer {name!r} of stream {stream.name!r} {how}")
     limit = stream.config.max_consumers
     if 0 <= limit <= len(stream.consumers):
         raise LimitExceededError(stream.name, "max_consumers", limit, len(stream.consumers), 1)
     _check_place(stream, name, command.next_sequence)
     check_consumer(stream, command.config)
-    made = ConsumerState(command.config, time_ns, stream.incarnation, command.next_sequence, told=stream.lost)
+    made = ConsumerState(command.config, time_ns, stream.incarnation, command.next_sequence, reported=stream.lost)
     made = replace(made, query_start=command.query_start or made.query_start)
     made = beginning(stream, anchored(stream, made, command.next_sequence))
     return stream.with_consumer(made), (), 0
@@ -155,19 +152,19 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
     if command.next_sequence < consumer.next_sequence:
         raise RequirementError(f"consumer {consumer.name!r}: a fetch does not move it back")
     _check_place(stream, consumer.name, command.next_sequence)
-    given = SequenceSet.decode(command.sequences)
-    again = consumer.pending.within(given)
+    handed_out = SequenceSet.decode(command.sequences)
+    again = consumer.pending.within(handed_out)
     withheld = SequenceSet.decode(command.withheld) if command.withheld else SequenceSet.empty()
-    new = given.difference(pending_set(again))
+    new = handed_out.difference(pending_set(again))
     first_seen = new.union(withheld)
     if first_seen != first_seen.clip(consumer.next_sequence, command.next_sequence):
         raise RequirementError(f"consumer {consumer.name!r}: a fetch takes messages that were handed out before")
-    gone = SequenceSet.decode(command.dropped) if command.dropped else SequenceSet.empty()
+    dropped = SequenceSet.decode(command.dropped) if command.dropped else SequenceSet.empty()
     rows = [pending_rows(withheld, 0, 0)]
     if consumer.config.ack_policy != "none":
         again["deadline_ns"], again["deliveries"] = command.deadline_ns, again["deliveries"] + 1
         rows += [again, pending_rows(new, command.deadline_ns, 1)]
-    pending = consumer.pending.put(given.union(gone).union(withheld), np.concatenate(rows))
+    pending = consumer.pending.put(handed_out.union(dropped).union(withheld), np.concatenate(rows))
     if pending.handed_out_count > max(consumer.config.waiting_max, consumer.pending.handed_out_count):
         raise RequirementError(
             f"consumer {consumer.name!r}: {pending.handed_out_count} messages would wait for their acknowledgement, "
@@ -175,8 +172,8 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
         )
     consumer = replace(consumer, pending=pending)
     if consumer.config.ack_policy == "none":
-        consumer = with_done(stream, consumer, given)
-    return anchored(stream, consumer, command.next_sequence), len(given)
+        consumer = with_done(stream, consumer, handed_out)
+    return anchored(stream, consumer, command.next_sequence), len(handed_out)
 
 
 def _acknowledge(stream: StreamState, consumer: ConsumerState, command: Acknowledge) -> tuple[ConsumerState, int]:
@@ -217,7 +214,7 @@ def _move(stream: StreamState, consumer: ConsumerState, command: MoveConsumer) -
     kept = SequenceSet.from_ranges([(stream.first_sequence, min(command.pending_end, command.next_sequence))])
     pending = PendingMessages.of(consumer.pending.within(kept))
     made = replace(consumer, query_start=command.query_start or consumer.query_start)
-    made = replace(anchored(stream, made, command.next_sequence), pending=pending, told=stream.lost)
+    made = replace(anchored(stream, made, command.next_sequence), pending=pending, reported=stream.lost)
     return moved(stream, consumer, made)
 
 

@@ -52,7 +52,7 @@ SIZE_MAX = 1 << 62  # bytes of messages in a stream: as above
 BLOCK_DATA_SIZE_MAX = ROW_COUNT_MAX * ROW_SIZE_MAX  # bytes of messages in a block, before they are compressed
 _TEXT_SHOWN = 64  # characters of a text that came, in a message
 CONTENT_SIZES = (0, 16)
-_SKIPPED = ("skipped", "skipped_told", "skipped_told_ns")
+_SKIPPED = ("skipped", "skipped_reported", "skipped_reported_ns")
 
 
 def check_state(state: StoreState) -> None:
@@ -77,7 +77,7 @@ def check_state(state: StoreState) -> None:
     try:
         if with_blocks:
             _check_columns(*_columns_of(with_blocks))
-    except (CorruptionError, OverflowError):  # as will be told of its stream, also of a sequence that no column takes
+    except (CorruptionError, OverflowError):  # its stream will say so, also of a sequence that no column takes
         are_columns_good = False
     for stream in state.streams.values():
         _check_stream(stream, are_columns_good)
@@ -184,11 +184,15 @@ def check_rows(
     if missing.any():
         low = np.minimum(np.maximum(first, low_watermark), ends)
         whole = removed.whole()
-        gone = _count_below(whole, ends) - _count_below(whole, low) + (low - first)
-        short = np.flatnonzero(missing > gone)
+        removed_counts = _count_below(whole, ends) - _count_below(whole, low) + (low - first)
+        short = np.flatnonzero(missing > removed_counts)
         if len(short):
             at = int(short[0])
-            refuse(f"row_count of block {at}", f"{int(ends[at] - first[at] - gone[at])} or more", int(row_count[at]))
+            refuse(
+                f"row_count of block {at}",
+                f"{int(ends[at] - first[at] - removed_counts[at])} or more",
+                int(row_count[at]),
+            )
 
 
 def _count_below(sequences: SequenceSet, values: np.ndarray) -> np.ndarray:
@@ -266,13 +270,13 @@ def _bounds(
     return made
 
 
-def _check_distinct_ids(what: str, ids: np.ndarray) -> None:
+def _check_distinct_ids(label: str, ids: np.ndarray) -> None:
     halves = np.ascontiguousarray(ids).view("<u8").reshape(-1, 2)
     ordered = np.sort(halves[:, 0])  # ids are random: what has the same half is the same, or looked at again
     if (ordered[1:] == ordered[:-1]).any():
         distinct, counts = np.unique(halves, axis=0, return_counts=True)
         if len(distinct) < len(halves):
-            refuse(what, "each id once", distinct[counts > 1][0].tobytes().hex() + " twice")
+            refuse(label, "each id once", distinct[counts > 1][0].tobytes().hex() + " twice")
 
 
 # --- the rest of a stream
@@ -297,21 +301,21 @@ def check_subject_sets(sets: Sequence[Sequence[str]], count_max: int = SUBJECT_S
             check_number("bytes of a subject", max(map(len, subjects)), 0, SUBJECT_SIZE_MAX)
 
 
-def _check_runs(what: str, runs: Sequence[tuple[bytes, int]], id_size: int, end: int) -> None:
+def _check_runs(label: str, runs: Sequence[tuple[bytes, int]], id_size: int, end: int) -> None:
     before = 0
     for id_, sequence in runs:
-        check_id(what, id_, id_size)
-        check_number(what, sequence, before + 1, end - 1)
+        check_id(label, id_, id_size)
+        check_number(label, sequence, before + 1, end - 1)
         before = sequence
 
 
 def _check_writer(name: str, writer: WriterState, next_sequence: int) -> None:
-    what = f"writer {shown(name)}"
-    check_number(f"{what}: last_batch", writer.last_batch, -1)
-    check_number(f"{what}: prune_at", writer.prune_at, 0)
+    label = f"writer {shown(name)}"
+    check_number(f"{label}: last_batch", writer.last_batch, -1)
+    check_number(f"{label}: prune_at", writer.prune_at, 0)
     for batch, result in writer.batches.items():
         if not _is_result(result, next_sequence):
-            refuse(f"{what}, batch {shown(batch)}", f"a range below {next_sequence}", _cut(repr(result)))
+            refuse(f"{label}, batch {shown(batch)}", f"a range below {next_sequence}", _cut(repr(result)))
 
 
 def _is_result(result: BatchResult, next_sequence: int) -> bool:
@@ -320,32 +324,34 @@ def _is_result(result: BatchResult, next_sequence: int) -> bool:
 
 
 def _check_consumer(key: str, consumer: ConsumerState) -> None:
-    what = f"consumer {shown(consumer.name)}"
-    check_equal(f"{what}: key", key, consumer.name.casefold())
+    label = f"consumer {shown(consumer.name)}"
+    check_equal(f"{label}: key", key, consumer.name.casefold())
     check_consumer_config(consumer.config)
-    check_id(f"{what}: incarnation", consumer.incarnation)
-    check_number(f"{what}: next_sequence", consumer.next_sequence, 1, STREAM_SEQUENCE_MAX)  # may be ahead of the stream
-    _check_runs(f"{what}: history", consumer.history, HISTORY_SIZE, consumer.next_sequence)
+    check_id(f"{label}: incarnation", consumer.incarnation)
+    check_number(
+        f"{label}: next_sequence", consumer.next_sequence, 1, STREAM_SEQUENCE_MAX
+    )  # may be ahead of the stream
+    _check_runs(f"{label}: history", consumer.history, HISTORY_SIZE, consumer.next_sequence)
     pending = consumer.pending.rows
     if len(pending):
-        check_number(f"{what}: first message that waits", int(pending["first"][0]), 1)
-        check_number(f"{what}: end of those that wait", int(pending["end"][-1]), 1, consumer.next_sequence)
-        check_number(f"{what}: deliveries", int(pending["deliveries"].min()), 0)
-    check_within(f"{what}: what it is done with", consumer.done, 1, consumer.next_sequence)
-    if consumer.told:
-        check_number(f"{what}: lost sequences that it was told of", int(consumer.told.starts[0]), 1)
-    check_events(f"{what}: events", consumer.events, CONSUMER_EVENTS_KEPT)
-    check_number(f"{what}: start of its query", consumer.query_start.sequence, 0)
+        check_number(f"{label}: first message that waits", int(pending["first"][0]), 1)
+        check_number(f"{label}: end of those that wait", int(pending["end"][-1]), 1, consumer.next_sequence)
+        check_number(f"{label}: deliveries", int(pending["deliveries"].min()), 0)
+    check_within(f"{label}: what it is done with", consumer.done, 1, consumer.next_sequence)
+    if consumer.reported:
+        check_number(f"{label}: lost sequences that were reported", int(consumer.reported.starts[0]), 1)
+    check_events(f"{label}: events", consumer.events, CONSUMER_EVENTS_KEPT)
+    check_number(f"{label}: start of its query", consumer.query_start.sequence, 0)
     for name in (
         "created_ns",
         "paused_until_ns",
         "generation",
         "clock_ns",
         "skipped",
-        "skipped_told",
-        "skipped_told_ns",
+        "skipped_reported",
+        "skipped_reported_ns",
     ):
-        check_number(f"{what}: {name}", getattr(consumer, name), 0)
+        check_number(f"{label}: {name}", getattr(consumer, name), 0)
 
 
 def check_consumer_config(config: ConsumerConfig) -> None:
@@ -366,10 +372,10 @@ def check_settings(settings: StoreSettings) -> None:
         refuse("settings of the store", "such as may be asked for", settings.to_json())
 
 
-def check_events(what: str, events: Sequence[Event], count_max: int = NUMBER_MAX) -> None:
-    check_number(what, len(events), 0, count_max)
+def check_events(label: str, events: Sequence[Event], count_max: int = NUMBER_MAX) -> None:
+    check_number(label, len(events), 0, count_max)
     for event in events:
-        check_number(f"{what}: time_ns", event.time_ns, 0)
+        check_number(f"{label}: time_ns", event.time_ns, 0)
 
 
 def check_volume_change(change: VolumeChange | None) -> None:
@@ -391,34 +397,34 @@ def check_voters(voters: Sequence[Voter]) -> None:
 # --- what was expected
 
 
-def check_number(what: str, value: int, low: int, high: int = NUMBER_MAX) -> None:
+def check_number(label: str, value: int, low: int, high: int = NUMBER_MAX) -> None:
     if not low <= value <= high:
-        refuse(what, f"{low} to {high}", value)
+        refuse(label, f"{low} to {high}", value)
 
 
-def check_equal(what: str, value: object, expected: object) -> None:
+def check_equal(label: str, value: object, expected: object) -> None:
     if value != expected:
-        refuse(what, expected, value)
+        refuse(label, expected, value)
 
 
-def check_id(what: str, value: bytes, size: int = ID_SIZE) -> None:
+def check_id(label: str, value: bytes, size: int = ID_SIZE) -> None:
     if len(value) != size:
-        refuse(what, f"{size} bytes", f"{len(value)} bytes")
+        refuse(label, f"{size} bytes", f"{len(value)} bytes")
 
 
-def check_distinct(what: str, values: Sequence[bytes]) -> None:
+def check_distinct(label: str, values: Sequence[bytes]) -> None:
     if len(set(values)) < len(values):
         twice = next(value for at, value in enumerate(values) if value in values[:at])
-        refuse(what, "each once", f"{twice.hex()} twice")
+        refuse(label, "each once", f"{twice.hex()} twice")
 
 
-def check_within(what: str, sequences: SequenceSet, first: int, end: int) -> None:
+def check_within(label: str, sequences: SequenceSet, first: int, end: int) -> None:
     if sequences and not (first <= int(sequences.starts[0]) and int(sequences.ends[-1]) <= end):
-        refuse(what, f"within [{first}, {end})", f"[{int(sequences.starts[0])}, {int(sequences.ends[-1])})")
+        refuse(label, f"within [{first}, {end})", f"[{int(sequences.starts[0])}, {int(sequences.ends[-1])})")
 
 
-def refuse(what: str, expected: object, found: object) -> None:
-    raise CorruptionError(f"{what}: expected {_cut(str(expected))}, found {_cut(str(found))}")
+def refuse(label: str, expected: object, actual: object) -> None:
+    raise CorruptionError(f"{label}: expected {_cut(str(expected))}, found {_cut(str(actual))}")
 
 
 def shown(text: str) -> str:

@@ -3,50 +3,19 @@
 Pure: no clock, no new ids, no I/O, no order that depends on hashing. A command that cannot be carried out gives a
 `Refused` result and leaves the state as it was, on every replica alike.
 
-What is refused and why stands in one place a command; the holder tries a command here before it proposes it, so a
+What is refused and why stands in one place a command; a session tries a command here before it proposes it, so a
 refused one costs no write.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from storage_core import errors
 from storage_core.frozen import replace
-from storage_core.metadata import appends, removals, store_changes, stream_changes
+from storage_core.metadata import appends, commands, removals, store_changes, stream_changes
 from storage_core.metadata.command_invariants import check_command
-from storage_core.metadata.commands import (
-    Abort,
-    Acknowledge,
-    AddConsumer,
-    AddStream,
-    AdvanceConsumers,
-    Append,
-    ChangePlacement,
-    ChangeVolumes,
-    DeclareLost,
-    DeleteConsumer,
-    DeleteStream,
-    Deliver,
-    EditStore,
-    EditStream,
-    Envelope,
-    ForgetTransactions,
-    Init,
-    MergeBlocks,
-    MoveConsumer,
-    NoOp,
-    PauseConsumer,
-    PrepareStreams,
-    RecordEvents,
-    RecordHolders,
-    Remove,
-    RestoreStreams,
-    TakeConsumer,
-    TakeOver,
-    TellConsumer,
-    Unlinked,
-)
-from storage_core.metadata.consumers import ConsumerCommand, advanced, apply_to
+from storage_core.metadata.commands import ConsumerCommand, Envelope
+from storage_core.metadata.consumers import advanced, apply_to
 from storage_core.metadata.results import (
     AppendDone,
     ConsumerDone,
@@ -91,7 +60,9 @@ def _consumer(state: StoreState, place: Place, time_ns: int, command: ConsumerCo
     return store_changes.with_events(state.with_stream(stream), events, time_ns), ConsumerDone(count)
 
 
-def _advance(state: StoreState, place: Place, time_ns: int, command: AdvanceConsumers) -> tuple[StoreState, Result]:
+def _advance(
+    state: StoreState, place: Place, time_ns: int, command: commands.AdvanceConsumers
+) -> tuple[StoreState, Result]:
     moved = state
     for advance in command.advances:
         try:
@@ -102,35 +73,30 @@ def _advance(state: StoreState, place: Place, time_ns: int, command: AdvanceCons
 
 
 _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, Result]]] = {
-    Init: store_changes.init,
-    ChangeVolumes: store_changes.change_volumes,
-    EditStore: store_changes.edit_store,
-    RecordEvents: store_changes.record_events,
-    RecordHolders: stream_changes.record_holders,
-    MergeBlocks: appends.merge_blocks,
-    ChangePlacement: stream_changes.change_placement,
-    DeclareLost: removals.declare_lost,
-    NoOp: store_changes.noop,
-    TakeOver: store_changes.take_over,
-    AddStream: stream_changes.add_stream,
-    EditStream: stream_changes.edit_stream,
-    DeleteStream: stream_changes.delete_stream,
-    PrepareStreams: stream_changes.prepare_streams,
-    RestoreStreams: stream_changes.restore_streams,
-    Append: appends.append,
-    Abort: appends.abort,
-    Remove: removals.remove,
-    Unlinked: removals.unlinked,
-    ForgetTransactions: store_changes.forget_transactions,
-    AddConsumer: _consumer,
-    DeleteConsumer: _consumer,
-    PauseConsumer: _consumer,
-    Deliver: _consumer,
-    Acknowledge: _consumer,
-    MoveConsumer: _consumer,
-    TellConsumer: _consumer,
-    TakeConsumer: _consumer,
-    AdvanceConsumers: _advance,
+    commands.Init: store_changes.init,
+    commands.ChangeVolumes: store_changes.change_volumes,
+    commands.EditStore: store_changes.edit_store,
+    commands.RecordEvents: store_changes.record_events,
+    commands.RecordHolders: stream_changes.record_holders,
+    commands.MergeBlocks: appends.merge_blocks,
+    commands.ChangePlacement: stream_changes.change_placement,
+    commands.DeclareLost: removals.declare_lost,
+    commands.NoOp: store_changes.noop,
+    commands.TakeOver: store_changes.take_over,
+    commands.AddStream: stream_changes.add_stream,
+    commands.EditStream: stream_changes.edit_stream,
+    commands.DeleteStream: stream_changes.delete_stream,
+    commands.PrepareStreams: stream_changes.prepare_streams,
+    commands.RestoreStreams: stream_changes.restore_streams,
+    commands.Append: appends.append,
+    commands.Abort: appends.abort,
+    commands.Remove: removals.remove,
+    commands.Unlinked: removals.unlinked,
+    commands.ForgetTransactions: store_changes.forget_transactions,
+    **dict.fromkeys(get_args(ConsumerCommand), _consumer),
+    commands.AdvanceConsumers: _advance,
 }
 # Events say what the clock showed. Deadlines go by it, too: they are moved when it was set back (consumer_state.py).
-_BY_CLOCK = frozenset(kind for kind, handler in _HANDLERS.items() if handler is _consumer or kind is RecordEvents)
+_BY_CLOCK = frozenset(
+    kind for kind, handler in _HANDLERS.items() if handler is _consumer or kind is commands.RecordEvents
+)

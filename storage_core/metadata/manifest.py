@@ -118,10 +118,10 @@ class Table:
         return self.rows.tobytes()
 
 
-def decode_table(encoded: bytes, dtype: np.dtype, what: str) -> Table:
+def decode_table(encoded: bytes, dtype: np.dtype, label: str) -> Table:
     """Return the table; raises CorruptionError if the bytes are no whole number of rows."""
     if len(encoded) % dtype.itemsize or len(encoded) > ROW_COUNT_MAX * dtype.itemsize:
-        raise CorruptionError(f"{what} has {len(encoded)} bytes, which are no rows of {dtype.itemsize}")
+        raise CorruptionError(f"{label} has {len(encoded)} bytes, which are no rows of {dtype.itemsize}")
     return Table.of(np.frombuffer(encoded, dtype))
 
 
@@ -133,7 +133,7 @@ def encode_blocks(rows: np.ndarray) -> bytes:
     return _ROW_HEADER.pack(ROW_VERSION) + rows.tobytes() if len(rows) else b""
 
 
-def decode_blocks(encoded: bytes, what: str) -> np.ndarray:
+def decode_blocks(encoded: bytes, label: str) -> np.ndarray:
     """Return the rows, read-only. Raises CorruptionError, UnsupportedVersionError.
 
     A later version adds fields at the end, and says what they are in rows of this one.
@@ -141,13 +141,13 @@ def decode_blocks(encoded: bytes, what: str) -> np.ndarray:
     if not encoded:
         return np.empty(0, BLOCK_DTYPE)
     if len(encoded) < _ROW_HEADER.size:
-        raise CorruptionError(f"{what} has {len(encoded)} bytes, which do not say of which version they are")
+        raise CorruptionError(f"{label} has {len(encoded)} bytes, which do not say of which version they are")
     (version,) = _ROW_HEADER.unpack_from(encoded)
     if version > ROW_VERSION:
-        raise UnsupportedVersionError(f"{what} has rows of version {version}, this program reads {ROW_VERSION}")
+        raise UnsupportedVersionError(f"{label} has rows of version {version}, this program reads {ROW_VERSION}")
     if version != ROW_VERSION:
-        raise CorruptionError(f"{what} has rows of version {version}, which there is not")
-    return decode_table(encoded[_ROW_HEADER.size :], BLOCK_DTYPE, what).rows
+        raise CorruptionError(f"{label} has rows of version {version}, which there is not")
+    return decode_table(encoded[_ROW_HEADER.size :], BLOCK_DTYPE, label).rows
 
 
 def ids(values: Sequence[bytes]) -> np.ndarray:

@@ -30,13 +30,13 @@ def apply_to(stream: StreamState, time_ns: int, command: MergeBlocks) -> tuple[S
     start = int(np.searchsorted(rows["first"], row["first"][0]))
     end = start + len(command.blocks) // 16
     before = rows[start:end]
-    what = f"stream {stream.name!r}: blocks from sequence {int(row['first'][0])} on"
+    label = f"stream {stream.name!r}: blocks from sequence {int(row['first'][0])} on"
     if len(before) < 2 or before["block_id"].tobytes() != command.blocks:
-        raise RequirementError(f"{what} cannot be merged: they are not all live any more")
-    _check(stream, before, row[0], SequenceSet.decode(command.dropped) if command.dropped else None, what)
+        raise RequirementError(f"{label} cannot be merged: they are not all live any more")
+    _check(stream, before, row[0], SequenceSet.decode(command.dropped) if command.dropped else None, label)
     counted = (before["msg_id_count"] > 0) & (before["committed_ns"] >= time_ns - stream.config.duplicate_window)
     if counted.any():
-        raise RequirementError(f"{what} cannot be merged yet: msg_ids count until the duplicate window has passed")
+        raise RequirementError(f"{label} cannot be merged yet: msg_ids count until the duplicate window has passed")
     with_ids = before[before["msg_id_count"] > 0]  # they count no more, and not again because of their neighbours
     row["committed_ns"] = (with_ids if len(with_ids) else before)["committed_ns"].max()
     row["subject_set"] = 0
@@ -50,19 +50,19 @@ def apply_to(stream: StreamState, time_ns: int, command: MergeBlocks) -> tuple[S
     return replace(stream, blocks=Table.of(made), subject_sets=sets), before
 
 
-def _check(stream: StreamState, before: np.ndarray, row: np.void, dropped: SequenceSet | None, what: str) -> None:
+def _check(stream: StreamState, before: np.ndarray, row: np.void, dropped: SequenceSet | None, label: str) -> None:
     """Raise RequirementError unless the new block has everything that is shown of the others, where they had it."""
     first, end = int(before["first"][0]), int(before["first"][-1] + before["span"][-1])
     if (int(row["first"]), int(row["first"] + row["span"])) != (first, end):
-        raise RequirementError(f"{what} end at {end}, the merged one at {int(row['first'] + row['span'])}")
+        raise RequirementError(f"{label} end at {end}, the merged one at {int(row['first'] + row['span'])}")
     if stream.written_as(first) != stream.written_as(end - 1):
-        raise RequirementError(f"{what} cannot be merged: they were written for two incarnations of the stream")
-    gone = dropped if dropped is not None else SequenceSet.empty()
+        raise RequirementError(f"{label} cannot be merged: they were written for two incarnations of the stream")
+    removed = dropped if dropped is not None else SequenceSet.empty()
     shown = stream.shown(first, end)
-    if gone.intersection(shown):
-        raise RequirementError(f"{what} cannot be merged: the new block lacks messages that are shown")
-    count = int(before["row_count"].sum()) - len(gone)
+    if removed.intersection(shown):
+        raise RequirementError(f"{label} cannot be merged: the new block lacks messages that are shown")
+    count = int(before["row_count"].sum()) - len(removed)
     if int(row["row_count"]) != count:
-        raise RequirementError(f"{what} hold {count} messages without those removed, not {int(row['row_count'])}")
+        raise RequirementError(f"{label} hold {count} messages without those removed, not {int(row['row_count'])}")
     if count < len(shown):
-        raise RequirementError(f"{what} show {len(shown)} messages, and the new block has {count}")
+        raise RequirementError(f"{label} show {len(shown)} messages, and the new block has {count}")

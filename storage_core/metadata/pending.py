@@ -13,15 +13,14 @@ costs the same whatever waits elsewhere. Where chunks begin and end depends on w
                  the row before (i64, wrapping), deliveries (i32)
 """
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from struct import Struct
 
 import numpy as np
 
+from storage_core.deflated import deflate, inflate
 from storage_core.errors import CorruptionError
-from storage_core.sequences import SEQUENCE_MAX, SequenceSet
+from storage_core.sequences import SEQUENCE_MAX, SequenceSet, distinct
 
 PENDING_DTYPE = np.dtype(
     [
@@ -32,8 +31,6 @@ PENDING_DTYPE = np.dtype(
     ]
 )
 CHUNK_ROWS_MAX = 512
-ROW_COUNT_MAX = 1 << 24  # bounds what a damaged count can make us allocate
-_HEADER = Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ class PendingMessages:
         if not self._chunks:
             return PendingMessages.of(rows)
         touched = self._touched(sequences)
-        near = np.unique(np.concatenate((touched - 1, touched, touched + 1)))  # neighbours: rows may become one
+        near = distinct(np.concatenate((touched - 1, touched, touched + 1)))  # neighbours: rows may become one
         near = near[(near >= 0) & (near < len(self._chunks))]
         before = np.concatenate([self._chunks[at].rows for at in near])
         made = _joined(np.concatenate((_within(before, sequences.complement()), rows)))
@@ -145,7 +142,7 @@ class PendingMessages:
         low = np.minimum(low, len(self._chunks) - 1)  # behind all: the last one takes it
         counts = np.maximum(high - low, 1)
         runs = np.repeat(low - (np.cumsum(counts) - counts), counts)
-        return np.unique(runs + np.arange(len(runs)))
+        return distinct(runs + np.arange(len(runs)))
 
     def moved(self, back_ns: int) -> "PendingMessages":
         """Return the same messages, due so much earlier."""
@@ -158,23 +155,12 @@ class PendingMessages:
         gaps = rows["first"] - np.concatenate(([0], rows["end"][:-1])) if len(rows) else rows["first"]
         changes = np.diff(rows["deadline_ns"], prepend=np.int64(0))
         columns = (gaps, rows["end"] - rows["first"], changes, rows["deliveries"])
-        return _HEADER.pack(len(rows)) + zlib.compress(b"".join(column.tobytes() for column in columns), 1)
+        return deflate(len(rows), b"".join(column.tobytes() for column in columns))
 
 
 def decode_pending(encoded: bytes) -> PendingMessages:
     """Return the messages; raises CorruptionError. Never inflates beyond what the bytes declare."""
-    if len(encoded) < _HEADER.size:
-        raise CorruptionError(f"pending messages of {len(encoded)} bytes are too short")
-    (row_count,) = _HEADER.unpack_from(encoded)
-    if row_count > ROW_COUNT_MAX:
-        raise CorruptionError(f"pending messages declare {row_count} rows, at most {ROW_COUNT_MAX} are allowed")
-    inflate = zlib.decompressobj()
-    try:
-        raw = inflate.decompress(encoded[_HEADER.size :], row_count * PENDING_DTYPE.itemsize + 1)
-    except zlib.error as error:
-        raise CorruptionError(f"pending messages do not inflate: {error}") from error
-    if len(raw) != row_count * PENDING_DTYPE.itemsize or not inflate.eof or inflate.unused_data:
-        raise CorruptionError(f"pending messages of {row_count} rows inflate to {len(raw)} bytes")
+    row_count, raw = inflate(encoded, PENDING_DTYPE.itemsize, "table of pending messages")
     gaps, lengths, changes = np.frombuffer(raw[: 24 * row_count], "<i8").reshape(3, row_count)
     rows = np.empty(row_count, PENDING_DTYPE)
     rows["end"] = np.cumsum(gaps + lengths)

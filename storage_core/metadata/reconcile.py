@@ -68,7 +68,7 @@ class Decision:
 
     @property
     def is_news(self) -> bool:
-        """Return whether this has to be written down and told."""
+        """Return whether this has to be written down and reported."""
         return bool(self.reason)
 
 
@@ -95,13 +95,13 @@ def position_at(stream: StreamFacts, next_sequence: int) -> Position:
 # --- the questions of the table
 
 
-def answers(position: Position, stream: StreamFacts, told: SequenceSet, policy: str) -> dict[str, str]:
-    """Return the answers to the table's questions. `told`: losses that this reader has heard of."""
+def answers(position: Position, stream: StreamFacts, known_losses: SequenceSet, policy: str) -> dict[str, str]:
+    """Return the answers to the table's questions. `known_losses`: losses that this reader has heard of."""
     return {
         "incarnation": _incarnation(position, stream),
         "history": _history(position, stream),
         "place": _place(position, stream),
-        "lost": "new" if stream.lost.difference(told) else "nothing",
+        "lost": "new" if stream.lost.difference(known_losses) else "nothing",
         "policy": policy,
     }
 
@@ -133,15 +133,15 @@ def _shared_end(position: Position, stream: StreamFacts) -> int | None:
     if not position.history:
         return position.next_sequence  # it has read nothing that could be another
     ends = _ends(position.history, position.next_sequence)
-    there: dict[bytes, int] | None = None
+    places: dict[bytes, int] | None = None
     for (history, first), end in zip(reversed(position.history), reversed(ends), strict=True):
         at = bisect_left(stream.histories, first, key=_first)
         if at < len(stream.histories) and stream.histories[at] == (history, first):  # as it nearly always is
             return min(end, _end_of(stream, at))
-        if there is None:
-            there = {run[0]: at for at, run in enumerate(stream.histories)}
-        if history in there:
-            return min(end, _end_of(stream, there[history]))
+        if places is None:
+            places = {run[0]: at for at, run in enumerate(stream.histories)}
+        if history in places:
+            return min(end, _end_of(stream, places[history]))
     return None
 
 
@@ -169,14 +169,16 @@ def _ends(runs: Runs, last_end: int) -> list[int]:
 # --- the rule
 
 
-def decide(position: Position, stream: StreamFacts, told: SequenceSet, policy: str, remedy: str = "") -> Decision:
+def decide(
+    position: Position, stream: StreamFacts, known_losses: SequenceSet, policy: str, remedy: str = ""
+) -> Decision:
     """Return what a reader at `position` does about the stream as it is.
 
-    `told`: lost sequences that this reader has heard of. `policy`: CONTINUE or FAIL. `remedy`: the command or option
-    that goes on, for the text of a failure.
+    `known_losses`: lost sequences that this reader has heard of. `policy`: CONTINUE or FAIL. `remedy`: the command or
+    option that resumes, for the text of a failure.
     """
     assert policy in POLICIES, policy
-    case = answers(position, stream, told, policy)
+    case = answers(position, stream, known_losses, policy)
     if case["incarnation"] != "same":
         wanted = Action.FOLLOW
     elif case["history"] == "unknown" or (case["history"] == "shared" and case["place"] == "behind"):
@@ -188,7 +190,7 @@ def decide(position: Position, stream: StreamFacts, told: SequenceSet, policy: s
     else:
         return Decision(Action.GO_ON, position.next_sequence)
     target = _target(position, stream, case)
-    reason = _reason(position, stream, told, case, target)
+    reason = _reason(position, stream, known_losses, case, target)
     if policy == FAIL:
         return Decision(Action.FAIL, position.next_sequence, f"{reason}. {remedy}" if remedy else reason)
     return Decision(wanted, target, reason)
@@ -225,7 +227,9 @@ def _target(position: Position, stream: StreamFacts, case: dict[str, str]) -> in
     return max(stream.first_sequence, min(shared, stream.next_sequence))
 
 
-def _reason(position: Position, stream: StreamFacts, told: SequenceSet, case: dict[str, str], target: int) -> str:
+def _reason(
+    position: Position, stream: StreamFacts, known_losses: SequenceSet, case: dict[str, str], target: int
+) -> str:
     name, before = f"stream {stream.name!r}", position.next_sequence - 1
     holds = f"it holds {stream.first_sequence} to {stream.next_sequence - 1}"
     if stream.first_sequence == stream.next_sequence:
@@ -255,16 +259,16 @@ def _reason(position: Position, stream: StreamFacts, told: SequenceSet, case: di
             f"are gone; {holds}"
         )
     elif case["place"] == "behind":
-        gone = f"{position.next_sequence} to {stream.first_sequence - 1}"
-        text = f"{name}: sequences {gone} were removed or lost before they were read; {holds}"
+        missed = f"{position.next_sequence} to {stream.first_sequence - 1}"
+        text = f"{name}: sequences {missed} were removed or lost before they were read; {holds}"
     else:
         text = ""
-    lost = stream.lost.difference(told)
+    lost = stream.lost.difference(known_losses)
     if not lost or case["incarnation"] == "another":
         return text
     shown = ", ".join(f"{first} to {end - 1}" for first, end in lost.ranges_head(RANGES_SHOWN))
     more = f" and {lost.run_count - RANGES_SHOWN} more ranges" if lost.run_count > RANGES_SHOWN else ""
-    told_now = f"sequences {shown}{more} are lost ({len(lost)} messages)"
+    losses = f"sequences {shown}{more} are lost ({len(lost)} messages)"
     unread = lost.count_in(position.next_sequence, stream.next_sequence)
-    told_now += f", {unread} of them not read yet" if unread else ", all of them read before"
-    return f"{text}; {told_now}" if text else f"{name}: {told_now}"
+    losses += f", {unread} of them not read yet" if unread else ", all of them read before"
+    return f"{text}; {losses}" if text else f"{name}: {losses}"

@@ -22,7 +22,7 @@ from storage_core.sequences import SequenceSet
 
 RETENTION = "retention"  # no consumer needs them any more: none misses anything
 ROLLUP = "rollup"  # a later message takes their place
-# What a stream's configuration denies it by, and what consumers that miss the messages are told.
+# What a stream's configuration denies it by, and what is reported to consumers that miss the messages.
 REASONS = {
     "delete": ("deny_delete", "removed"),
     "purge": ("deny_purge", "purged"),
@@ -40,24 +40,24 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
         refuse(errors.RequirementError, f"stream {stream.name!r} {why}: nothing may be removed from it")
     chosen = SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
     low_watermark = min(max(command.low_watermark, stream.low_watermark), stream.next_sequence)
-    gone = stream.removed.left_of(chosen).union(stream.shown(stream.low_watermark, low_watermark))
+    newly_removed = stream.removed.left_of(chosen).union(stream.shown(stream.low_watermark, low_watermark))
     events: tuple[Event, ...] = ()
     first = stream.first_sequence
     if command.reason == RETENTION:
-        needed = gone.difference(done_by_all(stream, gone))
+        needed = newly_removed.difference(done_by_all(stream, newly_removed))
         if needed or stream.config.retention == LIMITS:
             which = int(needed.starts[0]) if needed else "none"
             refuse(errors.RequirementError, f"stream {stream.name!r}: a consumer needs {which} of what is to go")
-        stream = without(stream, gone)
+        stream = without(stream, newly_removed)
     else:
-        stream, events = taken_away(stream, gone, time_ns, why)
-    stream = replace(stream, removed=stream.removed.union(gone))
-    state, stream = drop_below(state, stream, low_watermark, time_ns, gone, command.data_size)
+        stream, events = taken_away(stream, newly_removed, time_ns, why)
+    stream = replace(stream, removed=stream.removed.union(newly_removed))
+    state, stream = drop_below(state, stream, low_watermark, time_ns, newly_removed, command.data_size)
     if command.reason == RETENTION:
         stream = _following(stream, first)
     if command.expiries:
         stream = _with_expiries(stream, np.frombuffer(command.expiries, EXPIRY_DTYPE))
-    return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(gone))
+    return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(newly_removed))
 
 
 def _with_expiries(stream: StreamState, looked_at: np.ndarray) -> StreamState:
@@ -65,10 +65,10 @@ def _with_expiries(stream: StreamState, looked_at: np.ndarray) -> StreamState:
     before = stream.expiries.rows
     kept = before[~np.isin(before["first"], looked_at["first"])]
     rows = np.concatenate((kept, looked_at[looked_at["due_ns"] > 0]))
-    return _without_gone(replace(stream, expiries=Table.of(rows[np.argsort(rows["first"], kind="stable")])))
+    return _without_dropped_blocks(replace(stream, expiries=Table.of(rows[np.argsort(rows["first"], kind="stable")])))
 
 
-def _without_gone(stream: StreamState) -> StreamState:
+def _without_dropped_blocks(stream: StreamState) -> StreamState:
     """Return the stream without expiries of blocks that are not there any more."""
     if not len(stream.expiries):
         return stream
@@ -92,18 +92,18 @@ def _following(stream: StreamState, first: int) -> StreamState:
 
 
 def drop_below(
-    state: StoreState, stream: StreamState, low_watermark: int, time_ns: int, gone: SequenceSet, data_size: int
+    state: StoreState, stream: StreamState, low_watermark: int, time_ns: int, newly_removed: SequenceSet, data_size: int
 ) -> tuple[StoreState, StreamState]:
     """Raise the low watermark, drop blocks with nothing left to show, and take the counts down.
 
-    `gone`: what was shown before, and is among the removed or below the low watermark now.
+    `newly_removed`: what was shown before, and is among the removed or below the low watermark now.
     """
     removed = stream.removed.since(low_watermark)
     blocks, dead_head = stream.blocks, stream.block_at(low_watermark)
     if dead_head:
         state = with_dropped(state, stream, blocks.rows[:dead_head], time_ns)
         blocks = blocks.drop_head(dead_head)
-    empty = _emptied(stream, removed, low_watermark, gone) - dead_head
+    empty = _emptied(stream, removed, low_watermark, newly_removed) - dead_head
     empty = empty[empty >= 0]
     if len(empty):
         state = with_dropped(state, stream, blocks.rows[empty], time_ns)
@@ -116,11 +116,11 @@ def drop_below(
         blocks=blocks,
         removed=removed,
         lost=stream.lost.clip(low_watermark, stream.next_sequence),
-        message_count=stream.message_count - len(gone),
+        message_count=stream.message_count - len(newly_removed),
         data_size=max(0, stream.data_size - data_size),
     )
     if dead_head or len(empty):
-        stream = _without_gone(stream)
+        stream = _without_dropped_blocks(stream)
     return state, replace(stream, histories=runs_needed(stream))
 
 
@@ -138,14 +138,16 @@ def with_dropped(state: StoreState, stream: StreamState, blocks: np.ndarray, tim
     return replace(state, archives=state.archives.append(archives))
 
 
-def _emptied(stream: StreamState, removed: ChunkedSet, low_watermark: int, gone: SequenceSet) -> np.ndarray:
+def _emptied(stream: StreamState, removed: ChunkedSet, low_watermark: int, newly_removed: SequenceSet) -> np.ndarray:
     """Return the positions of the blocks that have none of their messages left, now that these are gone."""
-    if not gone:
+    if not newly_removed:
         return np.empty(0, np.int64)
-    near = stream.blocks_in(int(gone.starts[0]), int(gone.ends[-1]))
+    near = stream.blocks_in(int(newly_removed.starts[0]), int(newly_removed.ends[-1]))
     rows = stream.blocks.rows[near]
     firsts, ends = rows["first"], rows["first"] + rows["span"]
-    has_gone = np.searchsorted(gone.ends, firsts, side="right") < np.searchsorted(gone.starts, ends, side="left")
+    has_gone = np.searchsorted(newly_removed.ends, firsts, side="right") < np.searchsorted(
+        newly_removed.starts, ends, side="left"
+    )
     # Removed sequences below the low watermark are not remembered.
     left = np.maximum(firsts[has_gone], low_watermark)
     positions: np.ndarray = near.start + np.flatnonzero(has_gone)[removed.run_ends(left) >= ends[has_gone]]
@@ -165,24 +167,24 @@ def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
 
 def declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    gone = stream.removed.left_of(
+    newly_lost = stream.removed.left_of(
         SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
     )
-    if not gone:
+    if not newly_lost:
         return state, RemoveDone(0)
-    count = len(gone)
-    stream, events = taken_away(stream, gone, time_ns, "declared lost")
-    stream = replace(stream, removed=stream.removed.union(gone), lost=stream.lost.union(gone))
-    state, stream = drop_below(state, stream, stream.low_watermark, time_ns, gone, command.data_size)
-    ranges = ", ".join(f"{first} to {end - 1}" for first, end in gone.ranges_head(5))
+    count = len(newly_lost)
+    stream, events = taken_away(stream, newly_lost, time_ns, "declared lost")
+    stream = replace(stream, removed=stream.removed.union(newly_lost), lost=stream.lost.union(newly_lost))
+    state, stream = drop_below(state, stream, stream.low_watermark, time_ns, newly_lost, command.data_size)
+    ranges = ", ".join(f"{first} to {end - 1}" for first, end in newly_lost.ranges_head(5))
     event = Event("lost", stream.name, after=f"{count} messages: {ranges}", reason=command.reason)
     return with_events(state.with_stream(stream), (event, *events), time_ns), RemoveDone(count)
 
 
 def unlinked(state: StoreState, place: Place, time_ns: int, command: Unlinked) -> tuple[StoreState, Result]:
-    gone = np.frombuffer(b"".join(command.blocks), "V32")
+    unlinked_ids = np.frombuffer(b"".join(command.blocks), "V32")
     pending_deletes, replaced, archives = (
-        table.keep(~np.isin(pairs(table.rows), gone)) if len(table) else table
+        table.keep(~np.isin(pairs(table.rows), unlinked_ids)) if len(table) else table
         for table in (state.pending_deletes, state.replaced, state.archives)
     )
     return replace(state, pending_deletes=pending_deletes, replaced=replaced, archives=archives), Done()

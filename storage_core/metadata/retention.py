@@ -23,20 +23,20 @@ def check_consumer(stream: StreamState, config: ConsumerConfig) -> None:
     """Raise RequirementError for a consumer that a work queue cannot have beside those that it has."""
     if stream.config.retention != WORKQUEUE:
         return
-    what = f"stream {stream.name!r} is a work queue: consumer {config.name!r}"
+    label = f"stream {stream.name!r} is a work queue: consumer {config.name!r}"
     if config.ack_policy != "explicit":
-        raise RequirementError(f"{what} has ack_policy {config.ack_policy!r}; it needs 'explicit'")
+        raise RequirementError(f"{label} has ack_policy {config.ack_policy!r}; it needs 'explicit'")
     if config.deliver_policy != "all":
-        raise RequirementError(f"{what} has deliver_policy {config.deliver_policy!r}; it needs 'all'")
-    for _, other in sorted(stream.consumers.items()):
-        ours, theirs = config.filter_subjects or (">",), other.config.filter_subjects or (">",)
+        raise RequirementError(f"{label} has deliver_policy {config.deliver_policy!r}; it needs 'all'")
+    for _, existing in sorted(stream.consumers.items()):
+        ours, theirs = config.filter_subjects or (">",), existing.config.filter_subjects or (">",)
         both = [
             (subject_filter, its) for subject_filter in ours for its in theirs if filters_overlap(subject_filter, its)
         ]
         if both:
             raise RequirementError(
-                f"{what} would take {both[0][0]!r}, and consumer {other.name!r} has {both[0][1]!r}: filter_subjects of "
-                "the consumers of a work queue do not overlap"
+                f"{label} would take {both[0][0]!r}, and consumer {existing.name!r} has {both[0][1]!r}: "
+                "filter_subjects of the consumers of a work queue do not overlap"
             )
 
 
@@ -50,8 +50,8 @@ def with_done(stream: StreamState, consumer: ConsumerState, sequences: SequenceS
     """Return the consumer after it is done with these messages, as far as they are still there."""
     if stream.config.retention == LIMITS or not sequences:
         return consumer
-    there = stream.removed.left_of(sequences.clip(stream.low_watermark, stream.next_sequence))
-    return replace(consumer, done=consumer.done.union(there))
+    present = stream.removed.left_of(sequences.clip(stream.low_watermark, stream.next_sequence))
+    return replace(consumer, done=consumer.done.union(present))
 
 
 def beginning(stream: StreamState, consumer: ConsumerState) -> ConsumerState:
@@ -75,11 +75,11 @@ def moved(stream: StreamState, before: ConsumerState, after: ConsumerState) -> C
     return replace(after, done=done.difference(pending_set(after.pending.rows)))
 
 
-def without(stream: StreamState, gone: SequenceSet) -> StreamState:
+def without(stream: StreamState, removed: SequenceSet) -> StreamState:
     """Return the stream whose consumers have forgotten that they are done with messages that are gone."""
     for _, consumer in stream.consumers.items():
         if consumer.done:
-            done = consumer.done.difference(gone)
+            done = consumer.done.difference(removed)
             if done is not consumer.done:
                 stream = stream.with_consumer(replace(consumer, done=done))
     return stream

@@ -124,8 +124,8 @@ def _changes(before: _Node, now: _Node) -> Iterator[tuple[Any, Any, Any]]:
     if before is now:
         return
     if isinstance(before, tuple) and isinstance(now, tuple):
-        for entry, other in zip(before, now, strict=True):
-            yield from _changes(entry, other)
+        for entry, new_entry in zip(before, now, strict=True):
+            yield from _changes(entry, new_entry)
         return
     old = {key: value for leaf in _leaves(before) for key, value in leaf.items()}
     for leaf in _leaves(now):

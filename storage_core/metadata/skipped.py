@@ -17,43 +17,48 @@ from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerS
 from storage_core.metadata.pending import PENDING_DTYPE, pending_set
 from storage_core.metadata.retention import without
 from storage_core.metadata.state import StreamState
+from storage_core.metadata.subject_sets import rows_that_may_match
 from storage_core.sequences import SequenceSet
-from storage_core.subjects import is_literal, matches
 
-TOLD_EVERY_NS = 3_600 * 1_000_000_000
-RANGES_TOLD = 5
+REPORTED_EVERY_NS = 3_600 * 1_000_000_000
+RANGES_SHOWN = 5
 _NO_ROWS = np.empty(0, PENDING_DTYPE)
 
 
-def taken_away(stream: StreamState, gone: SequenceSet, time_ns: int, why: str) -> tuple[StreamState, tuple[Event, ...]]:
+def taken_away(
+    stream: StreamState, removed: SequenceSet, time_ns: int, why: str
+) -> tuple[StreamState, tuple[Event, ...]]:
     """Return the stream with what its consumers miss when these messages go, which it still shows; and the events."""
     events: list[Event] = []
-    stream = without(stream, gone)
-    if gone and stream.config.retention != LIMITS:
-        stream = replace(stream, missed_end=max(stream.missed_end, int(gone.ends[-1])))
+    stream = without(stream, removed)
+    if removed and stream.config.retention != LIMITS:
+        stream = replace(stream, missed_end=max(stream.missed_end, int(removed.ends[-1])))
     # By name: a map's order depends on how it came about, and the events are part of the state.
-    for _, consumer in sorted(stream.consumers.items()) if gone else ():
+    for _, consumer in sorted(stream.consumers.items()) if removed else ():
         if consumer.incarnation not in stream.incarnations:
             continue  # its place is in another lifetime of the name
-        ahead = gone.clip(consumer.next_sequence, stream.next_sequence)
-        waiting = pending_set(consumer.pending.within(gone))
+        ahead = removed.clip(consumer.next_sequence, stream.next_sequence)
+        waiting = pending_set(consumer.pending.within(removed))
         missed = waiting.union(_wanted(stream, consumer, ahead))
         if not missed:
             continue
         pending = consumer.pending.put(waiting, _NO_ROWS) if waiting else consumer.pending
         consumer = replace(consumer, pending=pending, skipped=consumer.skipped + len(missed))
-        if consumer.skipped >= 2 * consumer.skipped_told or abs(time_ns - consumer.skipped_told_ns) >= TOLD_EVERY_NS:
+        if (
+            consumer.skipped >= 2 * consumer.skipped_reported
+            or abs(time_ns - consumer.skipped_reported_ns) >= REPORTED_EVERY_NS
+        ):
             event = _event(stream, consumer, missed, time_ns, why)
             kept = (*consumer.events, event)[-CONSUMER_EVENTS_KEPT:]
-            consumer = replace(consumer, events=kept, skipped_told=consumer.skipped, skipped_told_ns=time_ns)
+            consumer = replace(consumer, events=kept, skipped_reported=consumer.skipped, skipped_reported_ns=time_ns)
             events.append(event)
         stream = stream.with_consumer(consumer)
     return stream, tuple(events)
 
 
 def _event(stream: StreamState, consumer: ConsumerState, missed: SequenceSet, time_ns: int, why: str) -> Event:
-    ranges = ", ".join(str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in missed.ranges_head(RANGES_TOLD))
-    more = ", ..." if missed.run_count > RANGES_TOLD else ""
+    ranges = ", ".join(str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in missed.ranges_head(RANGES_SHOWN))
+    more = ", ..." if missed.run_count > RANGES_SHOWN else ""
     reason = f"{len(missed)} messages were {why} before they were acknowledged; {consumer.skipped} in all"
     return Event(
         "consumer_skipped", stream.name, consumer.name, before=f"{ranges}{more}", reason=reason, time_ns=time_ns
@@ -65,17 +70,6 @@ def _wanted(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet
     filters = consumer.config.filter_subjects
     if not filters or not sequences:
         return sequences
-    taken = np.array([True, *(_takes(filters, subjects) for subjects in stream.subject_sets)])  # 0: not summarised
     rows = stream.blocks.rows[stream.blocks_in(int(sequences.starts[0]), int(sequences.ends[-1]))]
-    rows = rows[taken[rows["subject_set"]]]
+    rows = rows[rows_that_may_match(filters, stream.subject_sets, rows)]
     return sequences.intersection(SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]))
-
-
-def _takes(filters: tuple[str, ...], subjects: tuple[str, ...]) -> bool:
-    have = set(subjects)
-    return any(
-        subject_filter in have
-        if is_literal(subject_filter)
-        else any(matches(subject_filter, subject) for subject in subjects)
-        for subject_filter in filters
-    )

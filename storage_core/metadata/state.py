@@ -1,7 +1,7 @@
 """What the metadata log says is true: the state that commands act on.
 
 A state is a value. `machine.apply` makes the next one and leaves the old one alone, so a reader may keep the state it
-planned with, and a holder may try a command before it proposes it.
+planned with, and a session may try a command before it proposes it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -86,9 +86,9 @@ class WriterState:
         if self.query and batch_number(batch) >= 0:
             last_batch = max(last_batch, batch_number(batch))
             if len(batches) > STREAMING_BATCHES_KEPT:
-                batches = batches.without(min(batches, key=lambda one: (batch_number(one), one)))
+                batches = batches.without(min(batches, key=lambda name: (batch_number(name), name)))
         elif len(batches) >= prune_at:  # seldom enough that a batch costs the same, however many there are
-            newest = sorted(((one.end, name) for name, one in batches.items()), reverse=True)
+            newest = sorted(((stored.end, name) for name, stored in batches.items()), reverse=True)
             kept = {name for at, (end, name) in enumerate(newest) if at < BATCHES_KEPT or end > first_sequence}
             batches = SharedMap((name, batches[name]) for name in sorted(kept))
             prune_at = 2 * len(batches)
@@ -328,8 +328,8 @@ class StoreState:
         return next((voter for voter in self.voters if voter.volume_id == volume_id), None)
 
     def stream(self, name: str) -> StreamState | None:
-        found = self.streams.get(name.casefold())
-        return found if found is not None and found.name == name else None
+        stream = self.streams.get(name.casefold())
+        return stream if stream is not None and stream.name == name else None
 
     def by_incarnation(self, incarnation: bytes) -> StreamState | None:
         return self.streams.by_incarnation(incarnation)

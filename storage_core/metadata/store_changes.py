@@ -103,9 +103,9 @@ def totals_of(streams: Streams) -> dict[str, int]:
 def over_totals(state: StoreState, more: Mapping[str, int]) -> errors.LimitExceededError | None:
     """Return why the store has no room for more of what its limits count; None if it has."""
     for limit, present in totals_of(state.streams).items():
-        value, given = getattr(state.settings, limit), more.get(limit, 0)
-        if isinstance(value, int) and given > 0 and present + given > value:
-            return errors.LimitExceededError("", limit, value, present, given)
+        value, added = getattr(state.settings, limit), more.get(limit, 0)
+        if isinstance(value, int) and added > 0 and present + added > value:
+            return errors.LimitExceededError("", limit, value, present, added)
     return None
 
 

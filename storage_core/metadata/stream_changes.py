@@ -31,9 +31,9 @@ def add_stream(state: StoreState, place: Place, time_ns: int, command: AddStream
 
 
 def _check_name_is_free(state: StoreState, name: str) -> None:
-    there = state.streams.get(name.casefold())
-    if there is not None:
-        how = "exists" if there.name == name else f"differs from stream {there.name!r} only in case"
+    existing = state.streams.get(name.casefold())
+    if existing is not None:
+        how = "exists" if existing.name == name else f"differs from stream {existing.name!r} only in case"
         refuse(errors.AlreadyExistsError, f"stream {name!r} {how}")
 
 
@@ -116,7 +116,7 @@ def change_placement(
     stream = live(state, command.incarnation)
     if not command.placement:
         refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks are kept on at least one volume")
-    unknown = [one.hex() for one in command.placement if state.voter(one) is None]
+    unknown = [volume_id.hex() for volume_id in command.placement if state.voter(volume_id) is None]
     if unknown or len(set(command.placement)) != len(command.placement):
         refuse(errors.RequirementError, f"stream {stream.name!r}: {unknown or 'a volume given twice'} is no placement")
     # Bit i of a row's holders speaks of volume i of the placement: it moves with the volume.

@@ -7,19 +7,21 @@ lies in them. Locks there are none, since nothing here needs one.
 """
 
 import errno
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
 from storage_core.files import Lock
+from storage_core.forks import Stage, renew_in_children
 from storage_core.objects.client import PART_SIZE, ObjectStore, Upload
 from storage_core.objects.reading_ahead import ReadAhead
 from storage_core.paths import ObjectPath, place
 
 FIRST_READ_SIZE = 256 << 10  # bytes that come with opening an object: small ones are there at once
-SMALL_SIZE = 4 << 20  # bytes of an object whose rest comes with the first look behind that: frames are as large
+# Bytes of an object that comes whole: with opening it if its size is known, else with the first look behind what came
+# with that. A frame and its footer have room in it.
+SMALL_SIZE = 5 << 20
 WHOLE_READ_SIZE = 64 << 20  # the same of metadata, of which everything is read
 
 
@@ -72,9 +74,11 @@ class NewObject:
             _refuse("an object is not cut", self.path)
 
     def sync(self) -> None:
-        if self._upload is not None and not self._is_stored:
+        if self._is_stored:
+            return
+        if self._upload is not None:
             self._upload.finish()
-        elif not self._is_stored:
+        else:
             self._parts = [b"".join(self._parts)]
             (self._store.put if self._is_put else self._store.create)(self._name, self._parts[0])
         self._is_stored = True
@@ -90,37 +94,40 @@ class NewObject:
 class OpenObject:
     """An object that is read, or put again as a whole."""
 
-    def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
+    def __init__(self, store: ObjectStore, path: Path, name: str, size: int | None) -> None:
+        """`size`: the bytes that it should have; None: nobody knows."""
         self._store, self.path, self._name = store, path, name
         first_size = WHOLE_READ_SIZE if path.suffix in WHOLE_SUFFIXES else FIRST_READ_SIZE
+        if size is not None and size <= SMALL_SIZE:
+            first_size = max(size, first_size)
         self._head, self.opened_size, self.tag = store.get(name, first_size)
         self._is_changed = False
         self._ahead: ReadAhead | None = None
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        wanted = [found for found in ranges if found[1] > len(self._head)]
+        wanted = [(start, end) for start, end in ranges if end > len(self._head)]
         self._ahead = ReadAhead(wanted, self._fetch) if wanted and self.opened_size > SMALL_SIZE else None
 
     def _fetch(self, start: int, end: int) -> memoryview:
         return self._store.get_ranges(self._name, [(start, end)])[0]
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
-        end = min(offset_bytes + size, self.opened_size)
-        if offset_bytes >= end:
-            return b""
+        return bytes(self._read(offset_bytes, min(offset_bytes + size, self.opened_size)))
+
+    def _read(self, start: int, end: int) -> memoryview:
+        if start >= end:
+            return memoryview(b"")
         if end > len(self._head) and self.opened_size <= SMALL_SIZE:
             self._head += bytes(self._fetch(len(self._head), self.opened_size))
-        if end <= len(self._head):
-            return self._head[offset_bytes:end]
-        return bytes(self._fetch(offset_bytes, end))
+        return memoryview(self._head)[start:end] if end <= len(self._head) else self._fetch(start, end)
 
     def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
         end = min(offset_bytes + len(buffer), self.opened_size)
-        data: bytes | memoryview | None = None
+        data: memoryview | None = None
         if self._ahead is not None and offset_bytes < end and end > len(self._head):
             data = self._ahead.read(offset_bytes, end)
         if data is None:
-            data = self.read_at(offset_bytes, len(buffer))
+            data = self._read(offset_bytes, end)
         buffer[: len(data)] = data
         return len(data)
 
@@ -154,23 +161,27 @@ class ObjectFiles:
     def __init__(self, connect: Callable[[str], ObjectStore]) -> None:
         self._connect = connect
         self._stores: dict[str, ObjectStore] = {}
-        os.register_at_fork(after_in_child=self._stores.clear)
+        renew_in_children(Stage.FILES, self)
+
+    def renew(self) -> None:
+        """A client is never inherited: a child makes its own."""
+        self._stores.clear()
 
     def _at(self, path: Path) -> tuple[ObjectStore, str]:
-        there = place(path)
-        assert isinstance(there, ObjectPath), path
-        store = self._stores.get(there.bucket)
+        address = place(path)
+        assert isinstance(address, ObjectPath), path
+        store = self._stores.get(address.bucket)
         if store is None:
-            store = self._stores[there.bucket] = self._connect(there.bucket)
-        return store, there.key
+            store = self._stores[address.bucket] = self._connect(address.bucket)
+        return store, address.key
 
     def create(self, path: Path) -> NewObject:
         store, name = self._at(path)
         return NewObject(store, path, name)
 
-    def open(self, path: Path, writable: bool = False) -> OpenObject:
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> OpenObject:
         store, name = self._at(path)
-        return OpenObject(store, path, name)
+        return OpenObject(store, path, name, size)
 
     def unlink(self, path: Path) -> None:
         store, name = self._at(path)
@@ -201,7 +212,7 @@ class ObjectFiles:
         return store.children(prefix)
 
     def list_tags(self, path: Path) -> dict[str, str]:
-        return {there: tag for there, _, tag in self._below(path)}
+        return {name: tag for name, _, tag in self._below(path)}
 
     def sync_directory(self, path: Path) -> None:
         """A name is durable with its object."""
@@ -211,13 +222,13 @@ class ObjectFiles:
         return store.size(name)
 
     def file_sizes(self, path: Path) -> dict[str, int]:
-        return {there: size for there, size, _ in self._below(path)}
+        return {name: size for name, size, _ in self._below(path)}
 
     def _below(self, path: Path) -> list[tuple[str, int, str]]:
         store, name = self._at(path)
         prefix = f"{name}/" if name else ""
-        listed = [(there[len(prefix) :], size, tag) for there, size, tag in store.names(prefix)]
-        return [found for found in listed if "/" not in found[0]]
+        listed = [(key[len(prefix) :], size, tag) for key, size, tag in store.names(prefix)]
+        return [(child, size, tag) for child, size, tag in listed if "/" not in child]
 
     def is_directory(self, path: Path) -> bool:
         store, name = self._at(path)

@@ -28,8 +28,8 @@ class AnyFiles:
     def create(self, path: Path) -> File:
         return self._of(path).create(path)
 
-    def open(self, path: Path, writable: bool = False) -> File:
-        return self._of(path).open(path, writable)
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> File:
+        return self._of(path).open(path, writable, size)
 
     def unlink(self, path: Path) -> None:
         self._of(path).unlink(path)

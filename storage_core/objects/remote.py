@@ -135,8 +135,8 @@ class RemoteObjectStore:
         def read() -> list[tuple[str, int, str]]:
             listed: list[tuple[str, int, str]] = []
             for page in obstore.list(self._store, folder or None):
-                there = [(str(item["path"]), int(item["size"]), _tag(item)) for item in page]
-                listed += [found for found in there if found[0].startswith(prefix)]
+                objects = [(str(item["path"]), int(item["size"]), _tag(item)) for item in page]
+                listed += [(key, size, tag) for key, size, tag in objects if key.startswith(prefix)]
                 if count_max is not None and len(listed) >= count_max:
                     break
             return listed
@@ -148,8 +148,8 @@ class RemoteObjectStore:
 
         def read() -> list[str]:
             listed = obstore.list_with_delimiter(self._store, prefix.rstrip("/") or None)
-            there = [str(item["path"]) for item in listed["objects"]]
-            return there + [str(folder).rstrip("/") for folder in listed["common_prefixes"]]
+            keys = [str(item["path"]) for item in listed["objects"]]
+            return keys + [str(folder).rstrip("/") for folder in listed["common_prefixes"]]
 
         return sorted(name[len(prefix) :] for name in self._call("list", prefix, read) if name.startswith(prefix))
 
@@ -280,8 +280,8 @@ def _refusal(verb: str, text: str, where: str) -> PermissionError:
 
 def _code(error: Exception) -> str:
     """Return what S3 calls an error; empty if it does not."""
-    found = re.search(r"<Code>(\w+)</Code>", str(error))
-    return found[1] if found else ""
+    code = re.search(r"<Code>(\w+)</Code>", str(error))
+    return code[1] if code else ""
 
 
 def _plain(error: Exception) -> str:

@@ -62,7 +62,7 @@ def make_entry(chain_before: bytes, index: int, term: int, history: bytes, paylo
 @dataclass(frozen=True, slots=True)
 class Vote:
     term: int
-    candidate: bytes  # 16 bytes: the holder session that this voter voted for
+    candidate: bytes  # 16 bytes: the session that this voter voted for
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
-from crc32c import crc32c
-
-from storage_core.checksum import add_crc, crc_is_good
+from storage_core.checksum import add_crc, crc32c, crc_is_good
 from storage_core.errors import CorruptRecordError, TruncatedRecordError, UnsupportedVersionError
 from storage_core.raft.entry import CHAIN_SIZE, HISTORY_SIZE, POSITION_MAX, CommitRecord, Entry, Seal, Vote
 
@@ -118,9 +116,9 @@ def decode_commit_record(page: bytes) -> CommitRecord | None:
     return CommitRecord(generation, term, index, chain, ids)
 
 
-def _check_positions(what: str, *positions: int) -> None:
+def _check_positions(label: str, *positions: int) -> None:
     if max(positions) > POSITION_MAX:
-        raise CorruptRecordError(what, 0, f"position {max(positions)}, at most {POSITION_MAX} are allowed")
+        raise CorruptRecordError(label, 0, f"position {max(positions)}, at most {POSITION_MAX} are allowed")
 
 
 def slot_offset(generation: int) -> int:

@@ -19,7 +19,7 @@ ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
 EVENT_KINDS = (
     "behind", "damaged", "missing", "foreign", "rolled_back", "retired", "returned", "rejoined", "repaired", "drift",
     "lost", "scrub", "volume_added", "volume_removed", "volume_replaced", "adopted", "restored",
-    "import_begun", "imported",
+    "import_begun", "imported", "copied",
     "took_over", "consumer_reconciled", "consumer_failed", "consumer_reset", "consumer_unreadable",
     "batch_again", "consumer_exhausted", "consumer_moved", "consumer_taken_over", "query_reconciled", "query_failed",
     "query_unreadable", "consumer_skipped", "batch_shortened", "archived", "archive_failed", "markers_left_out",
@@ -77,9 +77,9 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
 
 
 def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]]) -> dict[str, Any]:
-    standing, voter = survey.standing(volume.volume_id), survey.view.state.voter(volume.volume_id)
-    state = worst([standing.state, *(replica.state for _, replica in copies)])
-    reason = standing.reason or "; ".join(
+    status, voter = survey.status(volume.volume_id), survey.view.state.voter(volume.volume_id)
+    state = worst([status.state, *(replica.state for _, replica in copies)])
+    reason = status.reason or "; ".join(
         f"stream {name}: {replica.reason}" for name, replica in copies if replica.reason
     )
     scrubbed_ns = min((replica.last_scrub_ns for _, replica in copies if replica.block_count), default=0)
@@ -91,7 +91,7 @@ def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]
         "reason": reason or None,
         "current": state == "current",
         "lag": survey.lag(volume.volume_id),
-        "applied": standing.index,
+        "applied": status.index,
         "voter": voter is not None and not voter.learner,
         "learner": voter is not None and voter.learner,
         "retired": voter is not None and bool(voter.retired),
@@ -139,7 +139,7 @@ def _change(state: StoreState) -> dict[str, Any] | None:
 
 
 def stream_info(store: OpenStore, stream: StreamState, survey: Survey | None = None) -> dict[str, Any]:
-    """Return the shape of `stream info --json`. Reads two messages for their times."""
+    """Return the shape of `stream info --json`. Reads the first and last message if metadata has not their times."""
     times = (_time_of(store, stream, stream.first_sequence), _time_of(store, stream, _last_shown(stream)))
     return {**stream_summary(stream, times), "cluster": stream_cluster(survey or store.survey(), stream)}
 
@@ -201,13 +201,17 @@ def _last_shown(stream: StreamState) -> int:
 def _time_of(store: OpenStore, stream: StreamState, sequence: int) -> str:
     if not stream.low_watermark <= sequence < stream.next_sequence or not stream.message_count:
         return ZERO_TIME
-    from storage_core.store.contents import messages  # what is known without reading is told without Arrow
+    rows = stream.blocks.rows
+    at = int(np.searchsorted(rows["first"], sequence, side="right")) - 1
+    if at >= 0 and rows["time_min_ns"][at] == rows["time_max_ns"][at]:
+        return rfc3339(int(rows["time_min_ns"][at]))
+    from storage_core.store.contents import messages  # what is known without reading is shown without Arrow
 
     try:
-        found = next(messages(store, stream, sequence, sequence + 1), None)
+        message = next(messages(store, stream, sequence, sequence + 1), None)
     except StorageError:
-        return ZERO_TIME  # what is damaged is told by the replica's state, not by failing to show the rest
-    return rfc3339(found.timestamp_ns) if found is not None else ZERO_TIME
+        return ZERO_TIME  # what is damaged is shown by the replica's state, not by failing to show the rest
+    return rfc3339(message.timestamp_ns) if message is not None else ZERO_TIME
 
 
 def stream_cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
@@ -249,7 +253,7 @@ def events(
     if kind is not None:
         kinds = {*EVENT_KINDS, *(event.kind for event in state.events)}
         if kind not in kinds:
-            hint = instead(kind, sorted(kinds))
+            hint = instead(str(kind), sorted(kinds))
             raise ValueError(f"kind: {kind!r} is no kind of event{hint}")
     chosen = [event for event in state.events if stream in (None, event.stream) and kind in (None, event.kind)]
     return [

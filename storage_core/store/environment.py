@@ -4,21 +4,25 @@ The state machine and the codecs get all of it as arguments; tests put simulatio
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage_core.deadlines import VolumeCall, outcome
+from storage_core.deadlines import Begun, VolumeCall, outcome
 from storage_core.files import OS_FILES, Files
 from storage_core.objects.reached import files_of
+from storage_core.raft.rules import majority
 from storage_core.store import lock_domain as machine
 from storage_core.store import second_process
 
 T = TypeVar("T")
+# How long the rest of a round is waited for when most of the volumes, in object stores, have done what was asked.
+SLOW_S, SLOW_FACTOR = 2.0, 4.0  # seconds, and times as long as these took
 THREAD_COUNT_MAX = 64  # calls beyond wait for a free one; no call waits for another one
 
 
@@ -28,7 +32,10 @@ def one_after_another(calls: Sequence[Callable[[], T]]) -> "list[T | BaseExcepti
 
 
 def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
-    """The same, all at once: as long as the slowest takes. None runs on when this is left, interrupted or not."""
+    """The same, all at once: as long as the slowest takes. None runs on when this is left, interrupted or not.
+
+    Where a majority of volumes in object stores is enough (`VolumeCall.is_shared`), the slow ones are left out.
+    """
     if len(calls) < 2:
         return one_after_another(calls)
     on_volumes = [call for call in calls if isinstance(call, VolumeCall) and call.has_thread]
@@ -36,27 +43,29 @@ def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
         return _in_threads_of_volumes(on_volumes)
     running = [_threads().submit(outcome, call) for call in calls]
     interruption: BaseException | None = None
-    while not all(one.done() for one in running):
+    while not all(future.done() for future in running):
         try:
             wait(running)
         except BaseException as error:  # Ctrl-C: what is under way is waited for, and then it counts
             interruption = error
     if interruption is not None:
         raise interruption
-    return [one.result() for one in running]
+    return [future.result() for future in running]
 
 
 def _in_threads_of_volumes(calls: "Sequence[VolumeCall[T]]") -> "list[T | BaseException]":
     """The same by the threads that the volumes have: one hand-over for each call instead of two."""
     interruption: BaseException | None = None
-    waiting: list[Callable[[], T] | BaseException] = []
+    waiting: list[Callable[[], T] | Begun | BaseException] = []
     outcomes: list[T | BaseException] = []
-    for call in calls:
-        try:
-            waiting.append(outcome(call.begin))
-        except BaseException as error:  # Ctrl-C: what has begun is waited for, and then it counts
-            interruption = error
-            break
+    heard = threading.Semaphore(0)
+    try:
+        for call in calls:
+            waiting.append(outcome(partial(call.begin, heard)))
+        if all(call.is_shared for call in calls):
+            _wait_for_majority([call.volume for call in calls], waiting, heard)
+    except BaseException as error:  # Ctrl-C: what has begun is waited for, and then it counts
+        interruption = error
     for wait_for_it in waiting:
         try:
             outcomes.append(wait_for_it if isinstance(wait_for_it, BaseException) else outcome(wait_for_it))
@@ -65,6 +74,26 @@ def _in_threads_of_volumes(calls: "Sequence[VolumeCall[T]]") -> "list[T | BaseEx
     if interruption is not None:
         raise interruption
     return outcomes
+
+
+def _wait_for_majority(paths: Sequence[Path], waiting: Sequence[object], heard: threading.Semaphore) -> None:
+    """Wait until a majority of the volumes has done what it was asked; the others get a while more, and no longer.
+
+    `heard`: released whenever one of the calls has returned.
+    """
+    begun = {at: call for at, call in enumerate(waiting) if isinstance(call, Begun)}
+    needed = majority(len(set(paths)))
+    while True:
+        late = {path for at, path in enumerate(paths) if at not in begun or not begun[at].is_over}
+        failed = {path for at, path in enumerate(paths) if at in begun and begun[at].has_failed}
+        if len(set(paths) - late - failed) >= needed:
+            break
+        left_s = max((call.left_s for call in begun.values()), default=0.0)
+        if left_s <= 0 or not heard.acquire(timeout=left_s):
+            return
+    now_s = time.monotonic()
+    for call in begun.values():
+        call.give_up_at(now_s + SLOW_S + SLOW_FACTOR * (now_s - call.begun_s))
 
 
 @cache

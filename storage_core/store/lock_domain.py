@@ -76,7 +76,7 @@ def is_next_boot(recorded: str, domain: str) -> bool:
 
 
 def file_system(path: Path, root: Path = Path("/")) -> str:
-    """Return the kind of file system that a path lies on, as the kernel calls it; empty if that cannot be told."""
+    """Return the kind of file system that a path lies on, as the kernel calls it; empty if that cannot be known."""
     best, kind = "", ""
     real = os.path.realpath(path)
     for line in _text(root / MOUNTS).splitlines():
@@ -101,8 +101,8 @@ def _network_addresses(directory: Path) -> list[str]:
         names = os.listdir(directory)
     except OSError:
         return []
-    found = [directory / name for name in names if (directory / name / "device").exists()]
-    return [_text(path / "address") for path in found if _text(path / "addr_assign_type") == PERMANENT]
+    devices = [directory / name for name in names if (directory / name / "device").exists()]
+    return [_text(path / "address") for path in devices if _text(path / "addr_assign_type") == PERMANENT]
 
 
 def _boot_session() -> str:

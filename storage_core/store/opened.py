@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage_core.errors import NoQuorumError, ReadOnlyError, StorageError, StreamNotFoundError
+from storage_core.errors import NoQuorumError, ProcessError, ReadOnlyError, StorageError, StreamNotFoundError
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.ensemble import Metadata
@@ -23,9 +23,7 @@ from storage_core.store.ensemble.moving import move
 from storage_core.store.ensemble.session import Session
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
-from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
-from storage_core.store.reading.slices import BlockSlices
-from storage_core.store.replicas import drift
+from storage_core.store.replicas import mismatch
 from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume.volumes import Volume
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from storage_core.metadata.commands import Remove
     from storage_core.sequences import SequenceSet
     from storage_core.store.maintenance.maintenance import Maintenance
+    from storage_core.store.reading.plan import ReadPlan, ReadRequest
     from storage_core.store.writing.appends import CommitResult, WriterBatch
     from storage_core.store.writing.duplicates import MsgIdWindow
     from storage_core.store.writing.limits import Limits
@@ -117,7 +116,7 @@ class OpenStore:
         state = state or self.state()
         stream = state.stream(name)
         if stream is None:
-            raise StreamNotFoundError(name, self.label, (other.name for other in state.streams.values()))
+            raise StreamNotFoundError(name, self.label, (known.name for known in state.streams.values()))
         return stream
 
     def enforce_limits(self) -> int:
@@ -158,8 +157,11 @@ class OpenStore:
 
         return removal.command(session.state, stream, request, session.volumes, self._limits, self._env)
 
-    def plan(self, request: ReadRequest) -> ReadPlan:
+    def plan(self, request: "ReadRequest") -> "ReadPlan":
         """Return what a read has to fetch, from metadata alone. Takes no lock."""
+        from storage_core.store.reading.plan import ReadPlan, plan_stream
+        from storage_core.store.reading.slices import BlockSlices
+
         view = self.view()
         volumes = self.metadata.volumes_for_reading()
         slices, ranges = [], []
@@ -208,7 +210,7 @@ class OpenStore:
 
         try:
             return replace(transactions.begin(view.state, volumes, [name], self._env), is_local=True)
-        except NoQuorumError:
+        except (NoQuorumError, ProcessError):
             return None
 
     def commit(
@@ -277,15 +279,15 @@ class OpenStore:
     def maintain_if_due(self, state: StoreState) -> None:
         """Do the maintenance of a writable open if a short look says that some is due: bounded, never waiting for the
         store."""
-        due, drifts = drift.look_at_open(state, self.volumes(), self._env)
+        due, drifts = mismatch.look_at_open(state, self.volumes(), self._env)
         if not due and not drifts:
             return
         try:
             with self.metadata.session(0.0) as session:
                 if due:
                     self.maintenance.after(session)
-                    _, drifts = drift.look_at_open(session.state, session.volumes, self._env)
-                drift.tell(session, drifts, self._env)
+                    _, drifts = mismatch.look_at_open(session.state, session.volumes, self._env)
+                mismatch.tell(session, drifts, self._env)
         except StorageError as error:
             logger.info("%s: maintenance is left for later: %s", self.label, error)
 
@@ -294,12 +296,12 @@ class OpenStore:
         return self._commits.run(call)
 
 
-def names_of(streams: object) -> list[str] | None:
-    """Return names of streams as a list, None for all; text is one name. Raises ValueError for what are no names."""
-    if streams is None:
+def names_of(names: object, argument: str = "streams") -> list[str] | None:
+    """Return names as a list, None for all; text is one name. Raises ValueError for what are no names."""
+    if names is None:
         return None
-    listed: list[Any] = [streams] if isinstance(streams, str) or not isinstance(streams, Iterable) else list(streams)
+    listed: list[Any] = [names] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     for name in listed:
         if not isinstance(name, str):
-            raise ValueError(f"streams: {streams!r} is neither the name of a stream nor a list of names")
+            raise ValueError(f"{argument}: {names!r} is neither a name nor a list of names")
     return listed

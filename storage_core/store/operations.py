@@ -20,7 +20,7 @@ from storage_core.store.opened import OpenStore
 from storage_core.store.recovery import membership
 from storage_core.store.recovery.membership import Membership
 from storage_core.store.recovery.repair import Repair
-from storage_core.store.replicas import drift, side_by_side, verification
+from storage_core.store.replicas import mismatch, side_by_side, verification
 from storage_core.store.replicas.scrub import Scrub
 from storage_core.store.replicas.verification import Progress
 from storage_core.store.volume.index import VolumeIndex
@@ -33,28 +33,28 @@ INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nob
 def verify(store: OpenStore, progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
     state = store.state()
     chosen = [store.stream_state(name, state) for name in (store.streams() if streams is None else streams)]
-    report, indexes, findings = verification.verify(
+    report, indexes, damage = verification.verify(
         state, chosen, store.metadata, store.environment, progress, store.lock_timeout_s
     )
     if not store.read_only:
-        _write_down(store, indexes, findings)
+        _write_down(store, indexes, damage)
     return report
 
 
-def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], findings: verification.Found) -> None:
+def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], damage: verification.VerifiedDamage) -> None:
     """Write what was verified into index.db, a cache, and what was found into the metadata, as events.
 
     Where the store cannot be written the answer is the same. While it is busy reports are left, of which the next
-    holder makes events.
+    session makes events.
     """
-    wait_s = store.lock_timeout_s if findings else min(store.lock_timeout_s, INDEX_WAIT_S)
+    wait_s = store.lock_timeout_s if damage else min(store.lock_timeout_s, INDEX_WAIT_S)
     try:
         with store.metadata.session(wait_s) as session:
             verification.save_indexes(session, indexes)
-            findings.tell(session)
+            damage.tell(session)
     except StorageError as error:
         logger.info("%s: what was verified was not written down: %s", store.label, error)
-        findings.leave_reports(store.volumes())
+        damage.leave_reports(store.volumes())
 
 
 def compare(store: OpenStore, stream: str, progress: Progress | None) -> Drift:
@@ -101,7 +101,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
     def compare() -> None:
         membership.resume_quietly(store.metadata, env, timeout_s)
         with store.metadata.session(timeout_s) as session:
-            drift.tell(session, drift.everywhere(session, env), env)
+            mismatch.tell(session, mismatch.everywhere(session, env), env)
 
     def repair_reported() -> None:
         more = True
@@ -112,8 +112,8 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
     def archive() -> None:
         if not len(store.state().archives):
             return
-        with ownership.alone(store, ownership.ARCHIVE_FILE) as holder:
-            if not holder:  # else that one runs the commands
+        with ownership.alone(store, ownership.ARCHIVE_FILE) as owner:
+            if not owner:  # else that one runs the commands
                 Archiving(store.metadata, env, timeout_s, store.maintenance.archived).run(is_stopped)
 
     def sweep() -> None:

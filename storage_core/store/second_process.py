@@ -17,7 +17,7 @@ with open(sys.argv[1], "r+b") as file:
 
 
 def locks_in_another_process(path: Path) -> bool:
-    """Return whether another process gets the lock on a file. Raises OSError if that cannot be told."""
+    """Return whether another process gets the lock on a file. Raises OSError if that cannot be known."""
     command = [sys.executable or "python3", "-I", "-S", "-c", _TRY_LOCK, str(path)]
     try:
         outcome = subprocess.run(command, capture_output=True, timeout=SECOND_PROCESS_TIMEOUT_S, check=False)

@@ -24,7 +24,6 @@ from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, E
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
 from storage_core.store import describe
-from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import REAL, Environment, reaching
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
@@ -59,6 +58,8 @@ class Store(OpenStore):
         max_msgs, max_bytes, stream_defaults. Raises ValueError (number of volumes, one twice or within another, unknown
         setting), AlreadyExistsError (a directory that is not empty).
         """
+        from storage_core.store.ensemble import creation
+
         paths = check_apart(resolve_paths(volumes))
         env = _reaching(paths, env, storage_options)
         made = creation.create_volumes(paths, StoreSettings.from_mapping(settings), env)
@@ -79,6 +80,7 @@ class Store(OpenStore):
         `take_over`: from now on the store is written from this host; for a host that is down for good, or a copy.
         Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
+        _check_opening(read_only, take_over, lock_timeout_s)
         paths = resolve_paths(path_or_paths)
         env = _reaching(paths, env, storage_options)
         metadata = Metadata.at(env, paths, read_only, for_view=not take_over)
@@ -105,6 +107,8 @@ class Store(OpenStore):
 
         `settings` are those of `create`, for a store that is made. Raises what `open` and `create` do.
         """
+        from storage_core.store.ensemble import creation
+
         paths = resolve_paths(volumes)
         env = _reaching(paths, env, storage_options)
         StoreSettings.from_mapping(settings)  # wrong ones are refused also where they are not needed
@@ -166,14 +170,14 @@ class Store(OpenStore):
         from storage_core.store.stream import Stream
         from storage_core.store.writing import appends
 
-        given = config.to_json() if isinstance(config, StreamConfig) else config
-        if isinstance(given, Mapping):
+        settings = config.to_json() if isinstance(config, StreamConfig) else config
+        if isinstance(settings, Mapping):
             state = self.state()
-            defaults = state.settings.defaults_of(str(given.get("name")))
-            if given.get("num_replicas") is None:
+            defaults = state.settings.defaults_of(str(settings.get("name")))
+            if settings.get("num_replicas") is None:
                 defaults["num_replicas"] = sum(not voter.learner for voter in state.voters)
-            given = {**given, **{key: value for key, value in defaults.items() if given.get(key) is None}}
-        checked = StreamConfig.from_mapping(given)
+            settings = {**settings, **{key: value for key, value in defaults.items() if settings.get(key) is None}}
+        checked = StreamConfig.from_mapping(settings)
         with self.session() as session:
             incarnation = self._env.new_id()
             chosen = placement.choose(session.state, session.writable, checked.num_replicas)
@@ -194,24 +198,24 @@ class Store(OpenStore):
 
         if not isinstance(config, (StreamConfig, Mapping)):
             raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
-        given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
-        name = given.get("name")
+        settings = config.to_json() if isinstance(config, StreamConfig) else dict(config)
+        name = settings.get("name")
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} does not say which stream to change")
         known = self.stream_state(name)
-        replicas = StreamConfig.from_mapping({**known.config.to_json(), **given}).num_replicas
+        replicas = StreamConfig.from_mapping({**known.config.to_json(), **settings}).num_replicas
         if replicas != known.config.num_replicas:
             from storage_core.store import operations
 
             operations.change_replicas(self, known, replicas)
         with self.session() as session:
             stream = self.stream_state(name, session.state)
-            merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
+            merged = StreamConfig.from_mapping({**stream.config.to_json(), **settings})
             with session.group():
                 session.propose(EditStream(stream.incarnation, merged))
                 self.release(session, stream.incarnation)
                 enforcement.enforce(
-                    session, stream.incarnation, self._limits, self._subjects, "max_msgs_per_subject" in given
+                    session, stream.incarnation, self._limits, self._subjects, "max_msgs_per_subject" in settings
                 )
         return Stream(self, stream.incarnation, name)
 
@@ -221,10 +225,10 @@ class Store(OpenStore):
         from storage_core.store.writing import per_subject, retention
         from storage_core.store.writing.limits import Excess, Limits
 
-        given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
+        settings = config.to_json() if isinstance(config, StreamConfig) else dict(config)
         state, volumes, limits = self.state(), self.volumes(), Limits(self._env)
-        stream = self.stream_state(str(given.get("name")), state)
-        merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
+        stream = self.stream_state(str(settings.get("name")), state)
+        merged = StreamConfig.from_mapping({**stream.config.to_json(), **settings})
         edited = with_config(stream, merged)
         done, done_size = retention.unneeded(state, edited, volumes, limits, self._env)
         left = edited
@@ -236,7 +240,7 @@ class Store(OpenStore):
                 data_size=edited.data_size - done_size,
             )
         over = limits.excess(state, left, volumes)
-        if "max_msgs_per_subject" in given:
+        if "max_msgs_per_subject" in settings:
             shown = replace(left, low_watermark=over.low_watermark) if over is not None else left
             over = per_subject.added(over, left, *per_subject.excess(state, shown, volumes, self._env))
         if done:
@@ -286,7 +290,7 @@ class Store(OpenStore):
         return events
 
     def verify(
-        self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
+        self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
         """Read and check every block of these streams (None: all), and the metadata; return what was found.
 
@@ -306,7 +310,7 @@ class Store(OpenStore):
         return operations.compare(self, stream, progress)
 
     def repair(
-        self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
+        self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
         """Bring everything back to current that can be, and declare lost what no volume has any more.
 
@@ -321,10 +325,10 @@ class Store(OpenStore):
 
     def scrub(
         self,
-        progress: Callable[[int, int], None] | None = None,
+        streams: Sequence[str] | None = None,
         limit_bytes: int | None = None,
         rate_bytes_per_s: int | None = None,
-        streams: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Any]:
         """Read and check the next portion of all copies, at most about `limit_bytes` of them; go on there next time.
 
@@ -359,8 +363,8 @@ class Store(OpenStore):
         """Do all maintenance that is due, without the bounds of a session; `is_stopped` is asked between two pieces.
 
         Volumes whose metadata is damaged or of an older instance rejoin, copies that are missing or were reported are
-        mended, small blocks merged, old deletes and orphaned blocks unlinked, the journal written, a snapshot taken. An
-        empty or missing directory is left as it is: it may be where a disk is not mounted. `repair` makes it a volume.
+        repaired, small blocks merged, old deletes and orphaned blocks unlinked, the journal written, a snapshot taken.
+        An empty or missing directory is left as it is: a disk may not be mounted there. `repair` makes it a volume.
         """
         from storage_core.store import operations
 
@@ -396,7 +400,7 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        operations.membership_of(self).remove([names] if isinstance(names, str) else list(names))
+        operations.membership_of(self).remove(names_of(names, "names") or [])
 
     def replace_volume(self, name: str, path: str | os.PathLike[str]) -> None:
         """Put a new volume in the place of another one, which may be lost; its blocks are copied from the others.
@@ -462,6 +466,15 @@ class Store(OpenStore):
         from storage_core.store.backups.restored_streams import restore_streams
 
         return restore_streams(self, directory, names_of(streams), as_names, progress)
+
+
+def _check_opening(read_only: object, take_over: object, lock_timeout_s: object) -> None:
+    for name, flag in (("read_only", read_only), ("take_over", take_over)):
+        if not isinstance(flag, bool):  # "false" would be true
+            raise ValueError(f"{name}: {flag!r} is neither True nor False")
+    is_number = isinstance(lock_timeout_s, (int, float)) and not isinstance(lock_timeout_s, bool)
+    if not is_number or not lock_timeout_s >= 0:  # type: ignore[operator]
+        raise ValueError(f"lock_timeout_s: {lock_timeout_s!r} is not a number of seconds, 0 or more")
 
 
 def _reaching(paths: Sequence[Path], env: Environment, storage_options: Mapping[str, Any] | None) -> Environment:

@@ -167,8 +167,8 @@ class Stream:
     ) -> Published:
         """Append one message durably and return its sequence, or that of the first message with its msg_id."""
         message = {"subject": subject, "data": data, "headers": headers, "msg_id": msg_id}
-        given = {name: value for name, value in message.items() if value is not None or name in ("subject", "data")}
-        got = self._append(incoming.batch_of_rows(self.name, [given]))
+        fields = {name: value for name, value in message.items() if value is not None or name in ("subject", "data")}
+        got = self._append(incoming.batch_of_rows(self.name, [fields]))
         assert got is not None  # one row
         if msg_id is None or not got.duplicate_count:
             return Published(got.first, False)
@@ -249,7 +249,9 @@ class Stream:
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def first_at_time(self, time_ns: int) -> int | None:
-        """Return the first sequence whose time is not before `time_ns`; None if there is none."""
+        """Return the first sequence whose time is not before `time_ns`; None if there is none. Raises ValueError."""
+        if isinstance(time_ns, bool) or not isinstance(time_ns, (int, np.integer)):
+            raise ValueError(f"time_ns: {time_ns!r} is not a number of nanoseconds since 1970")
         return contents.first_at_time(self._store, self.state(), time_ns)
 
     def subjects(self, filter: str | None = None) -> dict[str, int]:
@@ -351,8 +353,8 @@ def _check_read(first: int | None, end: int | None, columns: Sequence[str] | Non
     for name, sequence in (("first", first), ("end", end)):
         if sequence is not None:
             _check_sequence(name, sequence)
-    if isinstance(columns, str):
-        raise ValueError(f"columns: {columns!r} is text; taken is a list of names")
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+        raise ValueError(f"columns: {columns!r} is not a list of names")
     if first is not None and end is not None and end < first:
         raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
 

@@ -1,4 +1,4 @@
-"""Pushed filters: never a row too few, and a settled filter never a row too many."""
+"""Pushed filters: never a row too few, and an exact constraint never a row too many."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -146,7 +146,7 @@ def test_constraints_and_the_filters_left_show_exactly_what_the_filters_show(
         IsNotNull(("sequence",)),
     ],
 )
-def test_filters_that_storage_decides_are_settled(one: Filter) -> None:
+def test_filters_that_storage_decides_are_exact(one: Filter) -> None:
     assert push([one], None).left == []
 
 

@@ -105,21 +105,6 @@ def test_rows_go_to_an_object_store_and_back_and_secrets_stay_nowhere(
     assert kept and not [path for path in kept if SECRET.encode() in path.read_bytes()]
 
 
-def test_streaming_read_as_a_consumer_goes_on_where_it_was(
-    store: Store, buckets: list[str], s3_options: dict[str, str], orders: Any
-) -> None:
-    given = {"path": buckets[0], "stream": "ORDERS", "consumer": "billing", "startingOffsets": "consumer"}
-    for expected in (1, 301):
-        Driver(buckets[1]).write(orders(300), stream="ORDERS", **spelled(s3_options))
-        source = StreamSource(StreamReadSettings.parse(given | spelled(s3_options)))
-        start = source.initial()
-        assert start["ORDERS"]["sequence"] == expected
-        end = source.latest(start, ReadAllAvailable())
-        source.acknowledge(end)
-        source.close()
-    assert store.stream("ORDERS").consumer("billing").info()["ack_floor"]["stream_seq"] == 600
-
-
 def test_second_query_of_a_consumer_is_refused_until_the_first_is_killed(
     store: Store, buckets: list[str], s3_options: dict[str, str], orders: Any
 ) -> None:

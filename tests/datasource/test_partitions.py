@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasource.partitions import PACK_SIZE, SlicePartition, pack, pack_blocks
+from datasource.partitions import PACK_ROW_COUNT, PACK_SIZE, SlicePartition, pack, pack_blocks
 from storage_core.sequences import SequenceSet
 from storage_core.store.reading.slices import SLICE_DTYPE, BlockSlices, StreamOfSlices, shown_counts
 
@@ -50,6 +50,11 @@ def test_small_blocks_share_partitions_in_order() -> None:
     packed = pack(blocks)
     assert [len(one) for one in packed] == [4, 4, 2]
     assert [block for one in packed for block in one] == blocks
+
+
+def test_blocks_of_few_bytes_and_many_rows_share_a_partition_up_to_so_many_rows() -> None:
+    blocks = parts([PACK_ROW_COUNT // 2] * 4 + [PACK_ROW_COUNT + 1, 1], row_size=1)
+    assert pack(blocks) == [blocks[:2], blocks[2:4], [blocks[4]], [blocks[5]]]
 
 
 def test_small_block_does_not_ride_with_a_large_one() -> None:

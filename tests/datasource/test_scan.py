@@ -139,6 +139,8 @@ def test_what_spark_never_sees_is_raised_as_it_is(spark: Any, store: Store, tmp_
         ({"schema": "data string", "columns": "subject"}, "give one of the two"),
         ({"start": "soon"}, "option 'startingOffsets': 'soon'"),
         ({"start": 3, "stream": "*"}, "say it stream by stream"),
+        ({"stream": 5}, "stream: 5 is neither a name nor a list of names"),
+        ({"columns": 5}, "columns: 5 is neither a name nor a list of names"),
         ({"start": 0}, "from 1 on"),
         ({"start": 3, "startingOffsets": "earliest"}, "option 'startingOffsets' is given twice"),
         ({"startingOfset": "earliest"}, "did you mean 'startingOffsets'"),

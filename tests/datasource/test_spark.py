@@ -22,9 +22,9 @@ Make = Callable[..., pa.Table]
 
 
 @pytest.fixture
-def read(spark: "SparkSession", store: Store) -> Callable[..., "DataFrame"]:
+def read(spark: "SparkSession", store: Store, storage: dict[str, str]) -> Callable[..., "DataFrame"]:
     def load(stream: str | None = "ORDERS", schema: str | None = None, **options: Any) -> "DataFrame":
-        reader = spark.read.format("jstream").options(**options)
+        reader = spark.read.format("jstream").options(**storage, **options)
         reader = reader if stream is None else reader.option("stream", stream)
         return (reader if schema is None else reader.schema(schema)).load(store.paths[0])
 
@@ -32,9 +32,9 @@ def read(spark: "SparkSession", store: Store) -> Callable[..., "DataFrame"]:
 
 
 @pytest.fixture
-def write(store: Store) -> Callable[..., None]:
+def write(store: Store, storage: dict[str, str]) -> Callable[..., None]:
     def save(frame: "DataFrame", mode: str = "append", **options: Any) -> None:
-        frame.write.format("jstream").mode(mode).options(**options).save(store.paths[0])
+        frame.write.format("jstream").mode(mode).options(**storage, **options).save(store.paths[0])
 
     return save
 

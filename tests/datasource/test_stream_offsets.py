@@ -54,7 +54,7 @@ def test_first_batch_knows_where_it_began_with_the_history_below() -> None:
     begin = one.first_of_batch()
     assert begin is not None
     assert begin.position == Position(one.at.position.incarnation, 7, one.at.position.history[:1])
-    assert begin.told == SequenceSet.from_ranges([(1, 1845)])
+    assert begin.reported == SequenceSet.from_ranges([(1, 1845)])
 
 
 def test_query_of_no_stream_yet_has_an_empty_offset() -> None:

@@ -504,7 +504,7 @@ def test_query_reads_on_while_the_consumer_cannot_be_told(tmp_path: Path, orders
 
     with caplog.at_level(logging.WARNING, "jstream"):
         assert [len(one) for one in made.run(between=take_away)] == [6, 4]
-    assert any("consumer etl is told later what was finished" in message for message in caplog.messages)
+    assert any("consumer etl acknowledges later what was finished" in message for message in caplog.messages)
     for one in away:
         one.with_suffix(".away").rename(one)
     assert made.run() == []

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from harness.block_places import block_count
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -103,10 +104,6 @@ def numbered(first: int, end: int) -> list[str]:
     return [f"order {number}" for number in range(first, end)]
 
 
-def blocks_on_disk(store: Store) -> int:
-    return sum(1 for path in store.paths for _ in Path(path).rglob("*.blk"))
-
-
 def test_each_batch_is_one_append_in_the_order_of_partitions(store: Store, query: Query, orders: Make) -> None:
     before = store.index()
     messages = query.stage(0, orders(3), orders(0), orders(4, 3))
@@ -140,7 +137,7 @@ def test_replayed_batch_is_skipped_and_logged(
     with caplog.at_level(logging.INFO, "jstream"):
         replace(query, run="run-2").store(1, orders(3, 3))
     assert data(store) == numbered(0, 6)
-    assert blocks_on_disk(store) == 2
+    assert block_count(store) == 2
     assert f"batch 1 of query {QUERY} is in the store already: this time nothing was written" in caplog.text
     replace(query, run="run-2").store(2, orders(3, 6))
     assert data(store) == numbered(0, 9)
@@ -228,7 +225,7 @@ def test_commit_that_failed_before_its_effect_is_aborted_and_done_anew(
 ) -> None:
     messages = query.stage(0, orders(3), orders(3, 3))
     query.abort(0, messages, orders(0).schema)
-    assert blocks_on_disk(store) == 0
+    assert block_count(store) == 0
     with pytest.raises(TransactionAbortedError):
         query.commit(0, messages, orders(0).schema)
     replace(query, run="run-2").store(0, orders(3), orders(3, 3))
@@ -253,7 +250,7 @@ def test_abort_of_a_replay_leaves_what_was_stored_first(store: Store, query: Que
     again = replace(query, run="run-2")
     again.abort(0, again.stage(0, orders(3)), orders(0).schema)
     assert data(store) == numbered(0, 3)
-    assert blocks_on_disk(store) == 1
+    assert block_count(store) == 1
 
 
 @pytest.fixture
@@ -268,7 +265,7 @@ def test_abort_sweeps_the_blocks_of_a_stream_that_is_gone(
     messages = query.stage(0, orders(3), orders(3, 3))
     store.delete_stream("ORDERS")
     query.abort(0, messages, orders(0).schema)
-    assert blocks_on_disk(store) == 0
+    assert block_count(store) == 0
     with pytest.raises(StaleIncarnationError):
         query.commit(0, messages, orders(0).schema)
 
@@ -322,7 +319,7 @@ def test_tasks_of_two_batches_are_not_committed_as_one(store: Store, query: Quer
         query.commit(1, same, orders(0).schema)
     query.abort(0, [same[0], *query.stage(0, orders(3))], orders(0).schema)
     assert data(store) == []
-    assert blocks_on_disk(store) == 1, "the first block of the two batches that were not aborted"
+    assert block_count(store) == 1, "the first block of the two batches that were not aborted"
 
 
 def test_writer_of_a_commit_writes_nothing(query: Query, orders: Make, sink_worker: None) -> None:
@@ -382,11 +379,11 @@ def test_losing_attempts_of_tasks_leave_nothing_that_is_shown(store: Store, quer
     for attempt in range(3):
         with task(0, {QUERY_ID: QUERY, BATCH_ID: "0", RUN_ID: "run-1"}):
             won = [travel(writer.write(iter(orders(3).to_batches())))]
-        assert blocks_on_disk(store) == attempt + 1
+        assert block_count(store) == attempt + 1
     query.commit(0, won, orders(0).schema)
     assert data(store) == numbered(0, 3)
     store.maintain()
-    assert blocks_on_disk(store) == 1
+    assert block_count(store) == 1
     assert data(store) == numbered(0, 3)
 
 
@@ -398,7 +395,7 @@ def test_task_that_fails_removes_what_it_wrote(store: Store, query: Query, order
     writer = query.writer(orders(0).schema)
     with task(0, {QUERY_ID: QUERY, BATCH_ID: "0", RUN_ID: "run-1"}), pytest.raises(KeyError):
         writer.write(rows())
-    assert blocks_on_disk(store) == 0
+    assert block_count(store) == 0
 
 
 def test_run_that_was_superseded_is_fenced_and_told_why(store: Store, query: Query, orders: Make) -> None:

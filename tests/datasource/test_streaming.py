@@ -113,11 +113,11 @@ def remove(file: Path) -> None:
 
 
 @pytest.fixture
-def query(spark: "SparkSession", store: Store, tmp_path: Path) -> Callable[..., Query]:
+def query(spark: "SparkSession", store: Store, storage: dict[str, str], tmp_path: Path) -> Callable[..., Query]:
     made: list[Query] = []
 
     def make(stream: str = "ORDERS", path: str | None = None, **options: Any) -> Query:
-        given = {"stream": stream, "startingOffsets": "earliest", **options}
+        given = {"stream": stream, "startingOffsets": "earliest", **storage, **options}
         made.append(Query(spark, path or store.paths[0], tmp_path / f"checkpoint {len(made)}", given))
         return made[-1]
 

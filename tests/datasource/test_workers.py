@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from datasource.workers import settle
+from datasource.workers import freeze_modules
 from storage_core import Store
 from storage_core.schema import HEADERS_TYPE
 
@@ -19,12 +19,12 @@ SETTLE = """
 import gc, sys
 from importlib.machinery import ModuleSpec
 sys.modules["__main__"].__spec__ = ModuleSpec({name!r}, None)
-from datasource.workers import settle
+from datasource.workers import freeze_modules
 before = gc.get_freeze_count()  # Python 3.12 leaves out some by itself
-settle()
+freeze_modules()
 first = gc.get_freeze_count() - before
 kept = [[one] for one in range(1000)]
-settle()
+freeze_modules()
 print(first, gc.get_freeze_count() - before)
 """
 
@@ -36,7 +36,7 @@ def frozen(name: str) -> tuple[int, int]:
     return first, second
 
 
-def test_a_process_that_spark_forked_is_settled_once() -> None:
+def test_a_process_that_spark_forked_is_frozen_once() -> None:
     first, second = frozen("pyspark.daemon")
     assert first > 1000
     assert second <= first
@@ -46,7 +46,7 @@ def test_a_process_that_spark_forked_is_settled_once() -> None:
 def test_other_processes_are_left_alone(name: str) -> None:
     assert frozen(name) == (0, 0)
     count = gc.get_freeze_count()
-    settle()
+    freeze_modules()
     assert gc.get_freeze_count() == count
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from harness.block_places import block_count
 
 from datasource.writer import StagedPartition, route
 from storage_core import Store
@@ -15,10 +16,6 @@ from storage_core.errors import AlreadyExistsError, FencedError, InvalidMessageE
 from storage_core.schema import HEADERS_TYPE, READ_SCHEMA
 
 Make = Callable[..., pa.Table]
-
-
-def blocks_on_disk(store: Store) -> int:
-    return sum(1 for path in store.paths for _ in Path(path).rglob("*.blk"))
 
 
 def test_tasks_are_one_append_in_the_order_of_partitions(store: Store, driver: Any, orders: Make) -> None:
@@ -208,16 +205,16 @@ def test_task_that_fails_leaves_nothing(store: Store, driver: Any, orders: Make)
     bad = pa.table({"subject": ["elsewhere.a"], "data": pa.array([b"x"], pa.binary())})
     with pytest.raises(InvalidMessageError, match="stream 'ORDERS'.*'elsewhere.a' is not taken"):
         writer.write(iter([*orders(5).to_batches(), *bad.to_batches()]))
-    assert blocks_on_disk(store) == 0
+    assert block_count(store) == 0
 
 
 def test_abort_sweeps_what_was_not_committed(store: Store, driver: Any, orders: Make) -> None:
     writer = driver.writer(orders(1).schema, stream="ORDERS")
     message = writer.write(iter(orders(5).to_batches()))
-    assert blocks_on_disk(store) == 1
+    assert block_count(store) == 1
     writer.abort([message, None])
     writer.abort([message])
-    assert blocks_on_disk(store) == 0
+    assert block_count(store) == 0
     with pytest.raises(StorageError):
         writer.commit([message])
     assert driver.sequences(stream="ORDERS") == []

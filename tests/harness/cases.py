@@ -27,8 +27,8 @@ def quiet() -> Iterator[None]:
 class Cases:
     """The cases of one test. Each is tried; `finish` fails the test if any of them did."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
         self._failures: list[tuple[str, str]] = []
         self.tried: Counter[str] = Counter()
 
@@ -48,7 +48,7 @@ class Cases:
 
     def finish(self) -> None:
         parts = ", ".join(f"{count} {group}" for group, count in sorted(self.tried.items()))
-        REPORTS.append(f"{self._what}: {self.count} cases" + (f" ({parts})" if len(self.tried) > 1 else ""))
+        REPORTS.append(f"{self._subject}: {self.count} cases" + (f" ({parts})" if len(self.tried) > 1 else ""))
         print(REPORTS[-1])
         if self._failures:
             shown = "\n\n".join(f"{name}\n{trace}" for name, trace in self._failures[:FAILURES_SHOWN_MAX])

@@ -106,7 +106,11 @@ class Life:
         else:
             self.abort(driver, messages, number)
             self.drivers.remove(driver)
-            best = max((one.checkpoint for one in self.drivers), key=lambda one: one.finished, default=Checkpoint())
+            best = max(
+                (driver.checkpoint for driver in self.drivers),
+                key=lambda checkpoint: checkpoint.finished,
+                default=Checkpoint(),
+            )
             self.drivers.append(self.driver(best.copy()))
 
     def commit(self, driver: Driver, messages: list[Any], number: int, rows: list[int]) -> bool:

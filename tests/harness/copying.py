@@ -2,7 +2,7 @@
 
 The driver restarts its query whenever that fails, until everything that was there is copied. Trouble is thrown in by
 dice: tasks fail in mid-partition and are tried again, commits fail before or after their effect. Each leaves a mark, a
-file in a folder, so that a test can say how often it happened. From outside come SIGKILL, at a moment that is told by
+file in a folder, so that a test can say how often it happened. From outside come SIGKILL, at a moment that is known by
 what lies on the disk, and the loss of what Spark wrote when batches were done.
 """
 
@@ -203,10 +203,10 @@ class Copying:
             kill(process)
         assert process.returncode == 0, self.log()
 
-    def _wait(self, process: "subprocess.Popen[bytes]", there: Callable[[], bool]) -> None:
+    def _wait(self, process: "subprocess.Popen[bytes]", is_done: Callable[[], bool]) -> None:
         """Wait until something is so, or the driver has ended well."""
         deadline = time.monotonic() + TIMEOUT_S
-        while not there():
+        while not is_done():
             if process.poll() is not None:
                 assert process.returncode == 0, self.log()
                 return

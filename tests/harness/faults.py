@@ -78,12 +78,12 @@ def end_at(number: int, halfway: bool = False) -> Judge:
     return lambda call: (END_HALFWAY if halfway else END) if call.number == number else 0
 
 
-def share_of(calls: Sequence[T], what: object, of: Sequence[object]) -> Sequence[T]:
-    """Return the share of the calls that falls to `what`: tests of all of them, side by side, take each call once.
+def share_of(calls: Sequence[T], test: object, of: Sequence[object]) -> Sequence[T]:
+    """Return the share of the calls that falls to `test`: tests of all of them, side by side, take each call once.
 
     For lives on several volumes, which make the same calls on each: those on one volume take every call every time.
     """
-    return calls[of.index(what) :: len(of)]
+    return calls[of.index(test) :: len(of)]
 
 
 @dataclass
@@ -105,9 +105,9 @@ class FaultyFiles:
         self.admit("create", path)
         return FaultyFile(self, self.inner.create(path))
 
-    def open(self, path: Path, writable: bool = False) -> "FaultyFile":
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> "FaultyFile":
         self.admit("open", path)
-        return FaultyFile(self, self.inner.open(path, writable))
+        return FaultyFile(self, self.inner.open(path, writable, size))
 
     def unlink(self, path: Path) -> None:
         self.admit("unlink", path)

@@ -203,7 +203,7 @@ class ModelStream:
 
 @dataclass
 class ModelConsumer:
-    """A durable consumer that wants every message acknowledged, and waits for ever."""
+    """A durable consumer that wants every message acknowledged, and waits without end."""
 
     next_sequence: int = 1
     waiting: set[int] = field(default_factory=set)  # handed out and not acknowledged
@@ -278,8 +278,10 @@ def seen_in_store(store: Store, with_times: bool = False) -> dict[str, Content]:
         state = stream.state()
         shown = [sequence for sequence, _ in content.messages]
         consumers = [
-            consumer_seen(one.name, one.next_sequence, _members(one.outstanding()), shown, state.next_sequence)
-            for one in sorted(state.consumers.values(), key=lambda one: one.name)
+            consumer_seen(
+                consumer.name, consumer.next_sequence, _members(consumer.outstanding()), shown, state.next_sequence
+            )
+            for consumer in sorted(state.consumers.values(), key=lambda consumer: consumer.name)
         ]
         seen[name] = replace(content, consumers=tuple(consumers))
         assert shown == sorted(set(shown)), (name, shown)

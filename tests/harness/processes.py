@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 from harness.faults import FaultyFiles, Judge, end_at, let_everything_happen
-from harness.objects.scheduler import Scheduler
-from harness.objects.store import Bucket, Odds, Service
+from harness.objects.server import Buckets, Server
 from harness.simulated_disk import ProcessEnded, SimulatedDisk
 
 from storage_core.objects.files import ObjectFiles
-from storage_core.paths import ObjectPath
+from storage_core.objects.reached import AnyFiles
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
+from storage_core.store.volume import object_probe
 
 SECOND_NS = 1_000_000_000
 VOLUME = Path("/disk/volume")
@@ -43,45 +44,47 @@ class SimulatedClock:
 
 @dataclass
 class Machine:
-    """One host: a disk, a clock, and processes that come and go; a store's volumes are directories of the disk."""
+    """One host: a disk, a clock, and processes that come and go.
+
+    A store's volumes are directories of the disk, or lie in buckets of this machine's own on a server (`server`).
+    """
 
     seed: int
     volume_count: int = 1
     disk: SimulatedDisk = field(init=False)
     clock: SimulatedClock = field(default_factory=SimulatedClock)
-    objects: Service | None = field(init=False, default=None)  # where its volumes are, instead of on its disk
-    makes_objects: ClassVar[bool] = False  # of all machines that are made: see the conftest of consumers
+    buckets: Buckets | None = field(init=False, default=None)  # where its volumes are, instead of on its disk
+    server: ClassVar[Server | None] = None  # of all machines that are made: see the conftest of the store
 
     def __post_init__(self) -> None:
         self.disk = SimulatedDisk(self.seed)
-        if self.makes_objects:
-            made = random.Random(self.seed)
-            self.objects = Service(Scheduler(made, 1), made, Odds())
+        if self.server is not None:
+            self.buckets = Buckets(self.server, self.volume_count)
         self._random = random.Random(self.seed ^ 0x5EED)
         self._order = random.Random(self.seed ^ 0x0DE2)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        if self.objects is not None:
-            return tuple(ObjectPath(f"s3://bucket{number}/shop") for number in range(self.volume_count))
+        if self.buckets is not None:
+            return self.buckets.volumes
         return volume_paths(self.volume_count)
 
     def copy(self) -> "Machine":
         """Return this machine as it is now, without its processes; whatever happens to one leaves the other alone."""
         copy = Machine(self.seed, self.volume_count)
         copy.disk, copy.clock.now = self.disk.copy(), self.clock.now
-        if self.objects is not None and copy.objects is not None:
-            buckets = self.objects.buckets.values()
-            copy.objects.buckets = {bucket.name: Bucket(bucket.name, dict(bucket.objects)) for bucket in buckets}
+        if self.buckets is not None and copy.buckets is not None:
+            self.buckets.copy_to(copy.buckets)
         copy._random.setstate(self._random.getstate())
         copy._order.setstate(self._order.getstate())
         return copy
 
     def files(self, judge: Judge = let_everything_happen) -> FaultyFiles:
         """Return the files of a new process."""
-        if self.objects is not None:
-            return FaultyFiles(ObjectFiles(self.objects.connect), judge)
-        return FaultyFiles(self.disk.process(), judge)
+        local = self.disk.process()
+        if self.buckets is not None:
+            return FaultyFiles(AnyFiles(local, ObjectFiles(self.buckets.connect)), judge)
+        return FaultyFiles(local, judge)
 
     def environment(self, files: FaultyFiles | None = None) -> Environment:
         return Environment(
@@ -123,4 +126,5 @@ class Machine:
 
     def create(self, **settings: Any) -> Store:
         """Make a store on all volumes."""
-        return Store.create(list(self.paths), env=self.environment(), **settings)
+        with patch.object(object_probe, "PATIENCE_S", 0.0):  # what is simulated always lets one win
+            return Store.create(list(self.paths), env=self.environment(), **settings)

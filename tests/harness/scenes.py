@@ -118,7 +118,7 @@ def moments(offset: int = 0, volume_count: int = 1, stride: int = 1, first: int 
 def go_on(machine: Machine, seen: Seen, played: Played, step_count: int, store: Store | None = None) -> int:
     """Do what was not done, and some steps more, in a new process or through `store`; return how many are done then.
 
-    `seen` tells whether the step that the fault fell into is done.
+    `seen` returns whether the step that the fault fell into is done.
     """
     done = played.done + (played.error is not None and seen != shown_before(played.done))
     store = store or machine.open()
@@ -141,7 +141,7 @@ def seen_after(machine: Machine, expected: list[Seen]) -> Seen:
 def check_shown_and_whole(machine: Machine, done: int) -> None:
     """Check that the store shows what `done` steps make, and that it finds no damage in itself.
 
-    A snapshot that was being written may be torn, and is told of until the next two have taken its place; so may a
+    A snapshot that was being written may be torn, and is reported until the next two have taken its place; so may a
     commit record of one volume of several, until the next session.
     """
     store = machine.open()

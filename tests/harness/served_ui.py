@@ -117,7 +117,7 @@ def make_orders(store: Store) -> None:
 
 def blocks_of(volume: Path) -> list[Path]:
     """Return the block files of a volume, by time of their making."""
-    return sorted((volume / "streams").glob("*/*.blk"), key=lambda one: (one.stat().st_mtime_ns, one.name))
+    return sorted((volume / "streams").glob("*/*.blk"), key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
 def form_on(browser: Browser, kind: str, **query: object) -> dict[str, str]:

@@ -13,7 +13,7 @@ Rules, as strict as POSIX allows:
 - A name is durable after `sync_directory` of its directory; syncing the file does nothing for its name. Un-synced
   names are kept or lost one by one, in no order. So is the size of a file: pages kept without it are cut off, the
   size kept without pages reads as zeros.
-- A sync that fails leaves its pages stranded: clean, so that a later sync passes over them, and not durable.
+- A sync that fails leaves its pages stranded: clean, so that a later sync skips them, and not durable.
   `evict_clean_pages` makes the cache forget them, as memory pressure would.
 - A rename is one step: after a power loss the file has its new name only, or the name is as it was.
 - A killed process leaves the page cache as it is and loses its locks.
@@ -71,7 +71,7 @@ class SimulatedDisk:
         self.random = random.Random(seed)
         self.capacity_bytes = capacity_bytes  # of all files together; None: no bound
         self.strands_names = True  # by a failed sync of a directory; False: a later one still makes them durable
-        self._mount_point = Path(mount_point)
+        self._mount_point, self._mounted = Path(mount_point), mount_point
         self._root = SimulatedDirectory()
         self._processes: list[SimulatedFiles] = []
 
@@ -173,16 +173,17 @@ class SimulatedDisk:
     # --- paths
 
     def node(self, path: Path) -> Node:
-        parts = _parts(str(path), str(self._mount_point))
+        parts = _parts(str(path), self._mounted)
         if parts is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         node: Node = self._root
-        for part in parts:
-            if not isinstance(node, SimulatedDirectory):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-            if part not in node.names:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            node = node.names[part]
+        try:
+            for part in parts:
+                node = node.names[part]  # type: ignore[union-attr]  # a file has none
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        except AttributeError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
         return node
 
     def directory(self, path: Path) -> SimulatedDirectory:
@@ -314,7 +315,7 @@ class SimulatedFiles:
         directory.put(path.name, inode)
         return SimulatedFile(self, path, inode, True)
 
-    def open(self, path: Path, writable: bool = False) -> SimulatedFile:
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> SimulatedFile:
         self.check_alive()
         node = self.disk.node(path)
         if isinstance(node, SimulatedDirectory) and writable:

@@ -81,7 +81,7 @@ class SimulatedInode:
 
     def sync(self) -> None:
         if self.stranded:
-            self._settle({at: self.content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] for at in self.dirty})
+            self._write_pages({at: self.content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] for at in self.dirty})
             self._fit(len(self.content))
         else:
             self.platter = self.content
@@ -106,8 +106,8 @@ class SimulatedInode:
         kept = {}
         for number, versions in sorted({**self.stranded, **self.dirty}.items()):
             if random_source.random() < fate.page_kept:
-                kept[number] = self._settled(number, versions, fate, random_source)
-        self._settle(kept)
+                kept[number] = self._surviving(number, versions, fate, random_source)
+        self._write_pages(kept)
         sizes = [len(self.platter), *self.sizes]
         if self.sizes:
             # A size that is not synced goes with the pages more often than not.
@@ -119,7 +119,7 @@ class SimulatedInode:
         """Turn one bit over, in the cache and on the platter, where what was not synced may not be."""
         self.content, self.platter = _flipped(self.content, bit), _flipped(self.platter, bit)
 
-    def _settled(self, number: int, versions: list[bytes], fate: Fate, random_source: random.Random) -> bytes:
+    def _surviving(self, number: int, versions: list[bytes], fate: Fate, random_source: random.Random) -> bytes:
         newest = versions[-1] if random_source.random() < 0.7 else random_source.choice(versions)
         if random_source.random() >= fate.page_torn:
             return newest
@@ -131,7 +131,7 @@ class SimulatedInode:
             for at in range(0, len(newest), fate.sector_size)
         )
 
-    def _settle(self, pages: dict[int, bytes]) -> None:
+    def _write_pages(self, pages: dict[int, bytes]) -> None:
         """Put whole pages on the platter."""
         platter = bytearray(self.platter)
         for number, page in pages.items():

@@ -345,7 +345,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         rows, before = self.fresh(name, rows), self.machine.clock.now
         acked = self.meet(process, call, fault, lambda: stream.append([to_table(rows)]))
-        self.settle(process, name, rows, before, acked)
+        self.recover(process, name, rows, before, acked)
 
     def meet(self, process: int, call: int, fault: str, act: Callable[[], object]) -> bool:
         """Let a process meet a fault in what it does, and begin anew; return whether it was done."""
@@ -367,7 +367,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.reopen(process)
         return acked
 
-    def settle(self, process: int, name: str, rows: list[Row], before: int, acked: bool) -> None:
+    def recover(self, process: int, name: str, rows: list[Row], before: int, acked: bool) -> None:
         """Learn whether an append with a fault in it is there; if it was acked, it is."""
         stream, model = self.stores[process].stream(name), self.model.streams[name]
         self.stores[process].maintain()  # under the lock it is decided

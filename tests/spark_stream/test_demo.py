@@ -109,7 +109,7 @@ def test_the_page_begins_with_the_story_if_it_holds_and_ends_with_what_to_type()
     report = Report(Console(file=io.StringIO()))
     report.step("counting")
     report.count("read", 10, 10, "what was written")
-    report.tell("Ten were <saved>.", [("10", "messages"), ("0", "lost")])
+    report.begin_page("Ten were <saved>.", [("10", "messages"), ("0", "lost")])
     written = page(report, "Saved")
     order = ["Ten were &lt;saved&gt;.", "<b>10</b> messages", "<b>0</b> lost", "All counts add up.", "1. counting",
              "<details>", "<code>jstream drift</code>"]  # fmt: skip

@@ -166,7 +166,7 @@ def test_a_page_stands_for_itself_and_says_what_copies_disagree_on() -> None:
     conflict = Conflict(3, 4, (("n1",), ("n2",)), (), 1, Rule.LATEST)
     one = drift(copy("n1", (1, 5, T)), copy("n2", (1, 5, T)), conflicts=(conflict,), notes=("2 of its 3 replicas",))
     page = replica_map_page([one])
-    assert "sequence 3: one content in n1, another in n2; served is that of n2 (latest)" in page
+    assert "sequence 3: one content in n1, another in n2; that of n2 is served (latest)" in page
     assert "2 of its 3 replicas" in page
     assert not re.search(r'(src|href)="(?!data:)', page)
     parser = HTMLParser()

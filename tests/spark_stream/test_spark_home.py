@@ -41,8 +41,16 @@ def chosen_home(settings: dict[str, str]) -> str | None:
         return os.environ.get("SPARK_HOME")
 
 
+def installation() -> dict[str, int]:
+    """When each entry of the installed package last got or lost one of its own, or was written."""
+    entries = (PACKAGE, *(path for path in PACKAGE.iterdir() if path.name != "__pycache__"))
+    return {path.name: os.lstat(path).st_mtime_ns for path in entries}
+
+
 def test_the_folder_links_to_the_installation_without_its_archives(cache: Path) -> None:
+    before = installation()
     home = linked_home()
+    assert installation() == before  # site-packages may be read-only
     assert home is not None and home.parent == cache
     assert {path.name for path in home.iterdir()} >= {"bin", "jars"}
     assert all(path.is_symlink() and path.resolve() == PACKAGE / path.name for path in home.iterdir())

@@ -140,8 +140,8 @@ class GatedFiles:
     def create(self, path: Path) -> GatedFile:
         return GatedFile(self._files.create(path), self._process)
 
-    def open(self, path: Path, writable: bool = False) -> GatedFile:
-        return GatedFile(self._files.open(path, writable), self._process)
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> GatedFile:
+        return GatedFile(self._files.open(path, writable, size), self._process)
 
 
 class Process:
@@ -412,7 +412,7 @@ class Replay:
         try:
             self.promised |= {one.name for one in metadata.view(0.0).state.streams.values()}
         except CorruptionError as error:
-            if "opening the store for writing settles" not in str(error):  # it may say that it cannot tell
+            if "opening the store for writing decides" not in str(error):  # it may say that it cannot tell
                 raise
 
     # --- the end
@@ -433,7 +433,7 @@ class Replay:
             self.disk.put_back(PATHS[volume], self._away.pop(volume))
         with self._alone(self.disk).session(0.0) as session:
             session.propose(AddStream(b"healed".ljust(16), StreamConfig(name="healed", subjects=("healed",)), ()))
-            return {str(one.path): session.standing(one.volume_id).state for one in session.volumes}
+            return {str(one.path): session.status(one.volume_id).state for one in session.volumes}
 
     def streams(self, without: int | None = None) -> set[str]:
         """Return what is there after a power loss that keeps nothing, on all volumes or without one of them."""

@@ -28,7 +28,7 @@ from storage_core.raft import log_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.log_format import PAGE_SIZE, SegmentHeader
 from storage_core.store.ensemble import decision as real
-from storage_core.store.ensemble.decision import Contended, Found
+from storage_core.store.ensemble.decision import Contended, ReadVolume
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.log_contents import LogContents as RealEvidence
@@ -116,14 +116,14 @@ def is_read(volume: Volume) -> bool:
     return volume.is_there and volume.standing != "blank" and bool(volume.records)
 
 
-def found(state: State, process: int) -> list[Found]:
+def found(state: State, process: int) -> list[ReadVolume]:
     result = []
     for at, volume in enumerate(state.volumes):
-        one = Found(IDS[at], f"volume {at}", INSTANCE)
+        one = ReadVolume(IDS[at], f"volume {at}", INSTANCE)
         if is_read(volume):
             contents = real_contents(at, volume.records, volume.commit, volume.named)
             locked = volume.holder == process
-            one = Found(IDS[at], f"volume {at}", INSTANCE, contents, locked=locked, busy=not locked)
+            one = ReadVolume(IDS[at], f"volume {at}", INSTANCE, contents, locked=locked, busy=not locked)
         result.append(one)
     return result
 
@@ -153,10 +153,10 @@ def check_same(state: State, process: int) -> str:
     at_hand, known = found(state, process), voters(state)
     examined = real.examine(at_hand, known)
     tasks = {at: task for at, task in enumerate(expected.tasks) if task is not None}
-    findings = [examined.findings[one] for one in IDS]
+    statuses = [examined.statuses[one] for one in IDS]
     votes = {at for at, task in tasks.items() if task.votes}
     assert bool(examined.split) == expected.split
-    assert expected.split or {at for at, one in enumerate(findings) if one.votes} == votes
+    assert expected.split or {at for at, one in enumerate(statuses) if one.votes} == votes
     verdict = "goes on"
     if expected.split:
         verdict = "is torn between two copies"
@@ -179,18 +179,18 @@ def check_same(state: State, process: int) -> str:
         assert [entry.chain for entry in decided.lead.entries] == [real_entry(one).chain for one in LOG[tip]]
         assert decided.term_seen == expected.term
         for at, task in tasks.items():
-            volume, finding = state.volumes[at], findings[at]
+            volume, status = state.volumes[at], statuses[at]
             if volume.standing == "retired":
-                assert not finding.written
+                assert not status.written
                 continue
-            assert (finding.written, finding.drop_record) == (task.takes_part, task.takes_part and task.drops_record)
-            if finding.state == VolumeState.FOREIGN:
+            assert (status.written, status.drop_record) == (task.takes_part, task.takes_part and task.drops_record)
+            if status.state == VolumeState.FOREIGN:
                 assert not task.takes_part
                 continue
             trusted = LOG[max(volume.commit, 0)][: task.trusted_index]
-            if finding.written and not finding.in_step:
-                assert finding.keep == sum(is_prefix(one, tip) for one in trusted)
-            if finding.in_step:
+            if status.written and not status.in_step:
+                assert status.keep == sum(is_prefix(one, tip) for one in trusted)
+            if status.in_step:
                 assert volume.commit == tip and not read(volume.records).bad
     return verdict
 

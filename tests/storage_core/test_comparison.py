@@ -74,18 +74,18 @@ def test_an_empty_stream_has_no_bounds() -> None:
     [
         (
             Conflict(3, 4, (("n1", "n2"), ("n3",)), (), 0, Rule.MAJORITY),
-            "sequence 3: one content in n1 and n2, another in n3; served is that of n1 and n2 (majority)",
+            "sequence 3: one content in n1 and n2, another in n3; that of n1 and n2 is served (majority)",
         ),
         (
             Conflict(3, 9, (("n4",),), ("n1", "n2", "n3"), None, Rule.REMOVED),
-            "sequences 3 to 8: in n4, removed in n1, n2 and n3; served is nothing (removed)",
+            "sequences 3 to 8: in n4, removed in n1, n2 and n3; nothing is served (removed)",
         ),
         (
             Conflict(3, 4, (("n1",), ("n2",)), ("n3",), 1, Rule.LATEST),
-            "sequence 3: one content in n1, another in n2, removed in n3; served is that of n2 (latest)",
+            "sequence 3: one content in n1, another in n2, removed in n3; that of n2 is served (latest)",
         ),
     ],
 )
 def test_conflicts_are_said_in_a_sentence(conflict: Conflict, text: str) -> None:
     assert conflict.describe() == text
-    assert conflict.settled == (conflict.rule != Rule.LATEST)
+    assert conflict.is_decided == (conflict.rule != Rule.LATEST)

@@ -27,10 +27,10 @@ from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, SegmentHeader
 from storage_core.store.volume import identity as volume_file
-from storage_core.store.volume import placements
+from storage_core.store.volume import placement_journal
 from storage_core.store.volume.identity import VolumeIdentity, decode_identity
 from storage_core.store.volume.index import VolumeIndex
-from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.placement_journal import PlacementJournal
 
 
 def document(name: str) -> str:
@@ -99,7 +99,7 @@ def test_placements(tmp_path: Path) -> None:
     assert (one.index, one.incarnation, one.stream) == (5, b"INCARNATION-----", "ORDERS")
     (row,) = one.rows
     assert (bytes(row["block_id"]), int(row["first"]), int(row["span"])) == (b"BLOCK-ID--------", 1, 3)
-    assert placements._header(1, 0, 32) + placements._encode(one) == journal.path.read_bytes()
+    assert placement_journal._header(1, 0, 32) + placement_journal._encode(one) == journal.path.read_bytes()
 
 
 def test_index(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_rows_of_the_manifest_are_where_the_table_says() -> None:
         ("log.md", "## 3. Commit record, pages 1 and 2", log_format._COMMIT),
         ("log.md", "## 4. Record", log_format._RECORD),
         ("snapshot.md", "## 1. Header", snapshot_format._HEADER),
-        ("placements.md", "## 1. Header", placements._HEADER),
-        ("placements.md", "## 2. Record", placements._RECORD),
+        ("placements.md", "## 1. Header", placement_journal._HEADER),
+        ("placements.md", "## 2. Record", placement_journal._RECORD),
     ],
 )
 def test_offsets_and_sizes_of_a_structure_are_those_of_the_code(name: str, heading: str, struct: Struct) -> None:
@@ -205,7 +205,7 @@ def test_offsets_and_sizes_of_a_structure_are_those_of_the_code(name: str, headi
 
 def test_versions_and_limits_are_those_of_the_code() -> None:
     assert volume_file.FORMAT_VERSION == log_format.FORMAT_VERSION == snapshot_format.FORMAT_VERSION == 1
-    assert placements.FORMAT_VERSION == state.STATE_VERSION == 1
-    assert f"{placements.RECORD_SIZE_MAX:,}" in document("placements.md")
+    assert placement_journal.FORMAT_VERSION == state.STATE_VERSION == 1
+    assert f"{placement_journal.RECORD_SIZE_MAX:,}" in document("placements.md")
     assert log_format.PAYLOAD_SIZE_MAX == 64 << 20
     assert snapshot_format.PAYLOAD_SIZE_MAX == 1 << 30

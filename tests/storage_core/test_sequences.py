@@ -11,8 +11,9 @@ from harness.sequences import expand
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage_core.deflated import ROW_COUNT_MAX
 from storage_core.errors import CorruptionError
-from storage_core.sequences import RUN_COUNT_MAX, SEQUENCE_MAX, SequenceSet
+from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "formats" / "sequence-set.md"
 
@@ -133,7 +134,7 @@ def encoded(count: int, *pairs: int, level: int = 1) -> bytes:
     [
         (b"", "0 bytes is too short"),
         (b"\1\0\0", "3 bytes is too short"),
-        ((RUN_COUNT_MAX + 1).to_bytes(4, "little"), "at most"),
+        ((ROW_COUNT_MAX + 1).to_bytes(4, "little"), "at most"),
         (encoded(1), "inflates to 0 bytes"),
         (encoded(2, 1, 1), "inflates to 16 bytes"),
         (encoded(1, 1, 1, 1, 1), "inflates to 17 bytes"),

@@ -41,7 +41,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     hi = max(lo, int(np.searchsorted(rows["first"], end, side="left")))
     shown = rows[lo:hi]
     bounds = _bounds(len(shown))
-    replicas = {one["name"]: one for one in stream_head(scan, stream)["replicas"]}
+    replicas = {replica["name"]: replica for replica in stream_head(scan, stream)["replicas"]}
     digests: dict[str, str] = {}
     volumes, states = [], []
     for position, volume_id in enumerate(stream.placement):
@@ -73,10 +73,10 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         "all_blocks": len(rows),
         "marks": _marks(stream, shown, bounds),
         "blocks": blocks,
-        "lost_ranges": [list(one) for one in stream.lost.ranges_head(RANGE_COUNT_MAX)],
+        "lost_ranges": [list(lost_range) for lost_range in stream.lost.ranges_head(RANGE_COUNT_MAX)],
         "states": sorted(
             {state for own in states for state in own},
-            key=lambda one: _BAD_FIRST.index(one) if one in _BAD_FIRST else -1,
+            key=lambda state: _BAD_FIRST.index(state) if state in _BAD_FIRST else -1,
         ),
         "command": f"jstream drift --stream {quote(name)} --store {site.command_store}",
     }
@@ -110,7 +110,7 @@ def _bounds(count: int) -> list[tuple[int, int]]:
 
 def _tile(rows: np.ndarray, states: list[str], begin: int, stop: int) -> dict[str, Any]:
     counts = Counter(states[begin:stop])
-    worst = min(counts, key=lambda one: _BAD_FIRST.index(one) if one in _BAD_FIRST else -1)
+    worst = min(counts, key=lambda state: _BAD_FIRST.index(state) if state in _BAD_FIRST else -1)
     return {
         "state": worst,
         "is_mixed": len(counts) > 1,
@@ -124,28 +124,28 @@ def _tile(rows: np.ndarray, states: list[str], begin: int, stop: int) -> dict[st
 
 def _marks(stream: StreamState, rows: np.ndarray, bounds: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """Return, for each tile's sequences, how many are lost or removed: what a read of all copies together has."""
-    found = []
+    marks = []
     for begin, stop in bounds:
         first, end = int(rows["first"][begin]), int(rows["first"][stop - 1] + rows["span"][stop - 1])
         lost = stream.lost.count_in(first, end)
         removed = stream.removed.count_in(first, end) - lost + max(0, min(end, stream.low_watermark) - first)
         state = "lost" if lost else "removed" if removed * 2 > end - first else "served"
-        found.append({"first": first, "end": end, "lost": lost, "removed": max(0, removed), "state": state})
-    return found
+        marks.append({"first": first, "end": end, "lost": lost, "removed": max(0, removed), "state": state})
+    return marks
 
 
 def _bad_ranges(rows: np.ndarray, states: list[str], copies: BlockCopies) -> list[dict[str, Any]]:
     """Return runs of blocks in the same bad state."""
-    found: list[dict[str, Any]] = []
+    ranges: list[dict[str, Any]] = []
     at = 0
-    while at < len(states) and len(found) < RANGE_COUNT_MAX:
+    while at < len(states) and len(ranges) < RANGE_COUNT_MAX:
         if states[at] == "current":
             at += 1
             continue
         begin = at
         while at < len(states) and states[at] == states[begin]:
             at += 1
-        found.append(
+        ranges.append(
             {
                 "state": states[begin],
                 "first": int(rows["first"][begin]),
@@ -155,7 +155,7 @@ def _bad_ranges(rows: np.ndarray, states: list[str], copies: BlockCopies) -> lis
                 "block": bytes(rows["block_id"][begin]).hex() if at == begin + 1 else None,
             }
         )
-    return found
+    return ranges
 
 
 def _block(row: np.void, states: list[str]) -> dict[str, Any]:
@@ -190,10 +190,12 @@ def block_page(site: Site, query: Query, name: str, block: str) -> dict[str, Any
     row = rows[at]
     written_as = stream.written_as(int(row["first"]))
     copies, states = [], []
-    volumes = {one.volume_id: one for one in scan.survey.volumes}
+    volumes = {volume.volume_id: volume for volume in scan.survey.volumes}
     for position, volume_id in enumerate(stream.placement):
         held = scan.survey.block_copies(stream, position)
-        replica = next(one for one in stream_head(scan, stream)["replicas"] if one["name"] == volume_id.hex())
+        replica = next(
+            replica for replica in stream_head(scan, stream)["replicas"] if replica["name"] == volume_id.hex()
+        )
         state = _states(held, replica["state"])[at]
         verified_ns = int(held.verified_ns[at])
         states.append(state)
@@ -212,12 +214,12 @@ def block_page(site: Site, query: Query, name: str, block: str) -> dict[str, Any
     offset_bytes = query.number("offset", 0) or 0
     read = None
     if chosen:
-        copy = next((one for one in copies if one["name"] == chosen), None)
+        copy = next((copy for copy in copies if copy["name"] == chosen), None)
         if copy is None:
             raise ValueError(f"volume: {chosen[:40]!r} is none of this stream's")
         read = _read_copy(volumes[bytes.fromhex(chosen)].blocks, written_as, wanted, offset_bytes)
         read["label"] = copy["label"]
-    first_copy = next((one["file"] for one in copies if one["state"] == "current"), copies[0]["file"])
+    first_copy = next((copy["file"] for copy in copies if copy["state"] == "current"), copies[0]["file"])
     return {
         "stream": stream_head(scan, stream),
         **_block(row, states),
@@ -236,8 +238,8 @@ def _read_copy(blocks: Any, written_as: bytes, block_id: bytes, offset_bytes: in
     """Return what a copy holds, checked from end to end, and some of its bytes."""
     try:
         with closing(blocks.open(written_as, block_id)) as file:
-            found = survey(file).to_json()
-            size = int(found["file_size"])
+            report = survey(file).to_json()
+            size = int(report["file_size"])
             start = min(offset_bytes, max(0, size - 1)) // payload.HEX_ROW * payload.HEX_ROW
             some = file.read_at(start, 1024)
     except OSError as error:
@@ -245,9 +247,9 @@ def _read_copy(blocks: Any, written_as: bytes, block_id: bytes, offset_bytes: in
     return {
         "error": None,
         "file_size": size,
-        "frames": found["frames"][:FRAME_COUNT_MAX],
-        "frames_left_out": max(0, len(found["frames"]) - FRAME_COUNT_MAX),
-        "damage": found["damage"][:RANGE_COUNT_MAX],
+        "frames": report["frames"][:FRAME_COUNT_MAX],
+        "frames_left_out": max(0, len(report["frames"]) - FRAME_COUNT_MAX),
+        "damage": report["damage"][:RANGE_COUNT_MAX],
         "hex": payload.hex_dump(some, start),
         "offset_bytes": start,
         "next_offset": start + 1024 if start + 1024 < size else None,

@@ -16,7 +16,7 @@ _WORDS = {Level.OK: "Healthy", Level.NOTE: "Healthy", Level.WARNING: "Needs atte
 
 
 def _shown(site: Site, problem: Problem) -> dict[str, Any]:
-    """Return a problem with the whole command that mends it, and the page that shows it."""
+    """Return a problem with the whole command that repairs it, and the page that shows it."""
     return {
         "level": problem.level.name.lower(),
         "what": problem.sentence,
@@ -28,7 +28,7 @@ def _shown(site: Site, problem: Problem) -> dict[str, Any]:
 
 
 def _change(problem: Problem) -> str:
-    """Return the page that plans what mends it; empty if pages cannot."""
+    """Return the page that plans the repair; empty if pages cannot."""
     match problem.command:
         case ("repair" | "scrub" | "maintain") as kind, *streams:
             return f"/change/{kind}?{urlencode({'stream': streams[0]})}" if streams else f"/change/{kind}"
@@ -56,8 +56,8 @@ def health(site: Site, scan: Scan) -> dict[str, Any]:
 
 
 def _health(site: Site, scan: Scan) -> dict[str, Any]:
-    found = problems_of(scan, LIMITS)
-    level = found[0].level if found else Level.OK
+    problems = problems_of(scan, LIMITS)
+    level = problems[0].level if problems else Level.OK
     volumes = scan.cluster["volumes"]
     current = sum(volume["state"] == "current" for volume in volumes)
     lag = max((consumer["lag"]["messages"] for consumer in scan.consumers), default=0)
@@ -68,8 +68,8 @@ def _health(site: Site, scan: Scan) -> dict[str, Any]:
     return {
         "state": level.name.lower(),
         "sentence": sentence,
-        "problems": [_shown(site, problem) for problem in found[:PROBLEM_COUNT_MAX]],
-        "problems_left_out": max(0, len(found) - PROBLEM_COUNT_MAX),
+        "problems": [_shown(site, problem) for problem in problems[:PROBLEM_COUNT_MAX]],
+        "problems_left_out": max(0, len(problems) - PROBLEM_COUNT_MAX),
     }
 
 
@@ -89,4 +89,6 @@ def span_text(seconds: float) -> str:
 
 def worst_lag(scan: Scan) -> Mapping[str, Any] | None:
     """Return the consumer that is furthest behind in messages, None if there is none."""
-    return max(scan.consumers, key=lambda one: (one["lag"]["messages"], one["lag"]["seconds"]), default=None)
+    return max(
+        scan.consumers, key=lambda consumer: (consumer["lag"]["messages"], consumer["lag"]["seconds"]), default=None
+    )

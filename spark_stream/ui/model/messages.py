@@ -88,8 +88,8 @@ class Wanted:
 
 
 def _pair(text: str, separator: str) -> tuple[str, str | None] | None:
-    name, given, value = text.partition(separator)
-    return (name.strip(), value.strip() if given else None) if name.strip() else None
+    name, divider, value = text.partition(separator)
+    return (name.strip(), value.strip() if divider else None) if name.strip() else None
 
 
 def _word(value: Any) -> str:
@@ -118,7 +118,7 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         rows, searched = reading.downwards(min(end, before) if before is not None else end)
     lower, upper = searched
     shown = [*(_row(row) for row in rows), *_gaps(stream, lower, upper, reading.damage, wanted.is_all)]
-    shown.sort(key=lambda one: -one["seq"])
+    shown.sort(key=lambda row: -row["seq"])
     filters = {key: query.text(key) for key in ("subject", "header", "field") if query.text(key)}
     return {
         "stream": stream_head(site.scan(), stream),
@@ -221,14 +221,14 @@ class _Reading:
         options = ReadOptions(_CUT, subject_filters=filters, on_loss=REPORT)
         rows: list[dict[str, Any]] = []
         self._looked_at += end - first
-        found = slices(self._store, self._stream, request)
-        for batch in read_slices(found, options, self._tell, self._store.environment):
+        block_slices = slices(self._store, self._stream, request)
+        for batch in read_slices(block_slices, options, self._note_damage, self._store.environment):
             rows += _cut(self._wanted.chosen(batch))
             if len(rows) > count_max:
                 break
         return rows
 
-    def _tell(self, damage: ReadDamage) -> None:
+    def _note_damage(self, damage: ReadDamage) -> None:
         if not damage.served and len(self.damage) < GAP_COUNT_MAX:
             self.damage.append(damage)
 
@@ -279,7 +279,7 @@ def _gaps(
     stream: StreamState, first: int, end: int, damage: list[ReadDamage], with_removed: bool
 ) -> list[dict[str, Any]]:
     """Return what of these sequences is no message any more, or cannot be read: `seq` to `end` - 1."""
-    found = []
+    gaps = []
     low = max(first, stream.low_watermark)
     lost = stream.lost.clip(low, end)
     kinds = [("lost", lost, "no volume has them any more")]
@@ -288,19 +288,19 @@ def _gaps(
     for kind, ranges, reason in kinds:
         for begin, stop in ranges.ranges_head(GAP_COUNT_MAX):
             gap = {"kind": kind, "seq": begin, "end": stop, "reason": reason, "file": None, "offset_bytes": None}
-            found.append(gap)
-    for one in damage:
-        found.append(
+            gaps.append(gap)
+    for unreadable in damage:
+        gaps.append(
             {
                 "kind": "unreadable",
-                "seq": one.first,
-                "end": one.end,
-                "reason": one.reason,
-                "file": one.file,
-                "offset_bytes": one.offset_bytes,
+                "seq": unreadable.first,
+                "end": unreadable.end,
+                "reason": unreadable.reason,
+                "file": unreadable.file,
+                "offset_bytes": unreadable.offset_bytes,
             }
         )
-    return found
+    return gaps
 
 
 # --- one message

@@ -30,7 +30,7 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
     worst = worst_lag(scan)
     return {
         "store_id": state.store_id.hex(),
-        "paths": [one["path"] for one in scan.cluster["volumes"]],
+        "paths": [volume["path"] for volume in scan.cluster["volumes"]],
         "host": state.host,
         "index": scan.survey.view.index,
         "time": rfc3339(scan.time_ns),
@@ -46,7 +46,7 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "bytes_free": min((space.free for space in scan.spaces.values()), default=None),
         "worst_lag": None if worst is None else _short(worst),
         "arrivals": arrivals(streams, scan.time_ns, query.choice("span", SPANS)),
-        "volumes": [_volume(scan, one) for one in scan.cluster["volumes"]],
+        "volumes": [_volume(scan, volume) for volume in scan.cluster["volumes"]],
         "events": _events_of(state.events, NEWEST_EVENT_COUNT, scan),
         "command": f"jstream cluster info --store {site.command_store}",
     }
@@ -57,20 +57,21 @@ def streams_page(site: Site, query: Query) -> dict[str, Any]:
     scan = site.scan()
     wanted, start = query.text("search").casefold(), query.number("start", 0) or 0
     chosen = [
-        one
-        for one in scan.streams
-        if wanted in one["config"]["name"].casefold() or any(wanted in text for text in one["config"]["subjects"])
+        described
+        for described in scan.streams
+        if wanted in described["config"]["name"].casefold()
+        or any(wanted in text for text in described["config"]["subjects"])
     ]
     state = scan.survey.view.state
     lags: dict[str, int] = {}
     for consumer in scan.consumers:
         lags[consumer["stream_name"]] = max(lags.get(consumer["stream_name"], 0), consumer["lag"]["messages"])
     listed = []
-    for one in chosen[start : start + STREAM_PAGE_COUNT]:
-        stream = state.stream(one["config"]["name"])
+    for described in chosen[start : start + STREAM_PAGE_COUNT]:
+        stream = state.stream(described["config"]["name"])
         assert stream is not None
         listed.append(
-            {**_stream(one, stream, scan), "worst_lag": lags.get(stream.name), "consumers": len(stream.consumers)}
+            {**_stream(described, stream, scan), "worst_lag": lags.get(stream.name), "consumers": len(stream.consumers)}
         )
     return {
         "streams": listed,
@@ -100,9 +101,9 @@ def _stream(info: Mapping[str, Any], stream: StreamState, scan: Scan) -> dict[st
 
 def stream_head(scan: Scan, stream: StreamState) -> dict[str, Any]:
     """Return what every page of one stream begins with."""
-    for one in scan.streams:
-        if one["config"]["name"] == stream.name:
-            return {**_stream(one, stream, scan), "config": one["config"], "created": one["created"]}
+    for described in scan.streams:
+        if described["config"]["name"] == stream.name:
+            return {**_stream(described, stream, scan), "config": described["config"], "created": described["created"]}
     return {"name": stream.name, "subjects": list(stream.config.subjects), "replicas": []}
 
 
@@ -149,7 +150,7 @@ def consumers_page(site: Site, query: Query) -> dict[str, Any]:
         for consumer in scan.consumers
         if wanted in consumer["name"].casefold() or wanted in consumer["stream_name"].casefold()
     ]
-    rows = sorted(rows, key=lambda one: (one["problem"] is None, -one["lag"]["messages"]))
+    rows = sorted(rows, key=lambda consumer: (consumer["problem"] is None, -consumer["lag"]["messages"]))
     return {
         "consumers": [_with_bounds(_short(row), scan) for row in rows[start : start + CONSUMER_PAGE_COUNT]],
         "count": len(rows),
@@ -165,9 +166,16 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
     """Return one consumer: where it stands, how it came there."""
     scan = site.scan()
     stream = site.store().stream_state(name)
-    info = next((one for one in scan.consumers if (one["stream_name"], one["name"]) == (stream.name, consumer)), None)
+    info = next(
+        (
+            described
+            for described in scan.consumers
+            if (described["stream_name"], described["name"]) == (stream.name, consumer)
+        ),
+        None,
+    )
     if info is None:
-        raise ConsumerNotFoundError(name, consumer, (one.name for one in stream.consumers.values()))
+        raise ConsumerNotFoundError(name, consumer, (existing.name for existing in stream.consumers.values()))
     row = _with_bounds(_short(info), scan)
     arrived = arrivals([stream], scan.time_ns, query.choice("span", SPANS))
     span_ns = int(arrived["seconds_per_bucket"] * len(arrived["counts"]) * 1e9)
@@ -179,7 +187,7 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
         "settings": settings_of(info["config"]),
         "query": owner_of(site.store(), stream, stream.consumers[consumer.casefold()]) or None,
         "unreadable_ranges": info["unreadable_ranges"],
-        "events": [{**one, "page": None} for one in reversed(info["events"][-50:])],
+        "events": [{**event, "page": None} for event in reversed(info["events"][-50:])],
         "positions": [[rfc3339(time_ns), last] for time_ns, last in points],
         "lags": [[round(time_s, 1), lag] for time_s, lag in site.lags(stream.name, consumer)],
         "span": arrived["span"],
@@ -208,7 +216,7 @@ def volumes_page(site: Site, query: Query) -> dict[str, Any]:
     scan = site.scan()
     kept = ("term", "index", "generation", "voters", "voting", "quorum", "change")
     return {
-        "volumes": [_volume(scan, one) for one in scan.cluster["volumes"]],
+        "volumes": [_volume(scan, volume) for volume in scan.cluster["volumes"]],
         **{key: scan.cluster[key] for key in kept},
         "health": health(site, scan),
         "command": f"jstream cluster info --store {site.command_store}",
@@ -221,7 +229,7 @@ def volumes_page(site: Site, query: Query) -> dict[str, Any]:
 def _events_of(listed: Any, count: int, scan: Scan) -> list[dict[str, Any]]:
     from storage_core.store.describe import event_json
 
-    return [_shown_event(event_json(one), scan) for one in reversed(listed[-count:])]
+    return [_shown_event(event_json(event), scan) for event in reversed(listed[-count:])]
 
 
 def _shown_event(event: dict[str, Any], scan: Scan) -> dict[str, Any]:
@@ -235,12 +243,12 @@ def events_page(site: Site, query: Query) -> dict[str, Any]:
     state = scan.survey.view.state
     kind, stream = query.text("kind"), query.text("stream")
     before = query.number("before")
-    found = events(state, None, stream or None, kind or None)
-    end = len(found) if before is None else min(before, len(found))
-    chosen = [_shown_event(one, scan) for one in found[max(0, end - EVENT_PAGE_COUNT) : end]]
+    listed = events(state, None, stream or None, kind or None)
+    end = len(listed) if before is None else min(before, len(listed))
+    chosen = [_shown_event(event, scan) for event in listed[max(0, end - EVENT_PAGE_COUNT) : end]]
     return {
         "incidents": _incidents(chosen),
-        "count": len(found),
+        "count": len(listed),
         "older": end - EVENT_PAGE_COUNT if end > EVENT_PAGE_COUNT else None,
         "kind": kind,
         "stream": stream,
@@ -253,28 +261,28 @@ def _incidents(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return events of one volume, stream or consumer that follow each other closely as one incident, newest first."""
     from storage_core.quantities import parse_time_ns
 
-    open_ones: dict[tuple[Any, ...], dict[str, Any]] = {}
+    open_incidents: dict[tuple[Any, ...], dict[str, Any]] = {}
     made = []
-    for one in listed:
-        key = (one["consumer"], one["stream"]) if one["consumer"] else (None, one["volume"] or one["stream"])
-        time_ns = parse_time_ns(one["time"], "time")
-        known = open_ones.get(key)
+    for event in listed:
+        key = (event["consumer"], event["stream"]) if event["consumer"] else (None, event["volume"] or event["stream"])
+        time_ns = parse_time_ns(event["time"], "time")
+        known = open_incidents.get(key)
         if known is None or time_ns - known["_last_ns"] > INCIDENT_GAP_S * 1_000_000_000:
             about = (
-                f"consumer {one['consumer']} of {one['stream']}"
-                if one["consumer"]
-                else f"volume {one['volume_label']}"
-                if one["volume"]
-                else f"stream {one['stream']}"
-                if one["stream"]
+                f"consumer {event['consumer']} of {event['stream']}"
+                if event["consumer"]
+                else f"volume {event['volume_label']}"
+                if event["volume"]
+                else f"stream {event['stream']}"
+                if event["stream"]
                 else "store"
             )
-            known = {"about": about, "begin": one["time"], "events": []}
-            open_ones[key] = known
+            known = {"about": about, "begin": event["time"], "events": []}
+            open_incidents[key] = known
             made.append(known)
         known["_last_ns"] = time_ns
-        known["end"] = one["time"]
-        known["events"].append(one)
+        known["end"] = event["time"]
+        known["events"].append(event)
     for known in made:
         known.pop("_last_ns")
-    return sorted(made, key=lambda one: one["end"], reverse=True)
+    return sorted(made, key=lambda incident: incident["end"], reverse=True)

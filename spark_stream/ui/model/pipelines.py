@@ -57,16 +57,16 @@ def _status(site: Site, file: Path) -> tuple["Pipeline", dict[str, Any]]:
 
 def _short(site: Site, number: int, file: Path) -> dict[str, Any]:
     try:
-        _, found = _status(site, file)
+        _, status = _status(site, file)
     except READ_ERRORS as error:
         return {"number": number, "pipeline": file.stem, "file": str(file), "error": str(error)}
-    lags = [stream["lag"] for stream in found["streams"] if stream["lag"] is not None]
+    lags = [stream["lag"] for stream in status["streams"] if stream["lag"] is not None]
     return {
         "number": number,
-        "pipeline": found["pipeline"],
-        "file": found["file"],
-        "running": found["running"],
-        "last_run": found["last_run"],
+        "pipeline": status["pipeline"],
+        "file": status["file"],
+        "running": status["running"],
+        "last_run": status["last_run"],
         "lag": sum(lags) if lags else None,
         "error": None,
     }
@@ -94,14 +94,14 @@ def _dead_letters(site: Site, pipeline: "Pipeline") -> dict[str, Any] | None:
     letters = pipeline.dead_letters
     if letters is None:
         return None
-    found: dict[str, Any] = {"stream": letters.stream, "looked_at": 0, "reasons": [], "left_out": 0, "error": None}
-    found["is_shown"] = _is_shown(site, letters.volumes)
+    summary: dict[str, Any] = {"stream": letters.stream, "looked_at": 0, "reasons": [], "left_out": 0, "error": None}
+    summary["is_shown"] = _is_shown(site, letters.volumes)
     try:
-        reasons, found["looked_at"] = _by_reason(letters, pipeline.name)
+        reasons, summary["looked_at"] = _by_reason(letters, pipeline.name)
     except READ_ERRORS as error:
-        return {**found, "error": str(error)}
+        return {**summary, "error": str(error)}
     listed = sorted(reasons.items(), key=lambda pair: (-pair[1].messages, pair[0]))
-    found["reasons"] = [
+    summary["reasons"] = [
         {
             "reason": text,
             "messages": reason.messages,
@@ -111,8 +111,8 @@ def _dead_letters(site: Site, pipeline: "Pipeline") -> dict[str, Any] | None:
         }
         for text, reason in listed[:REASON_COUNT_MAX]
     ]
-    found["left_out"] = max(0, len(listed) - REASON_COUNT_MAX)
-    return found
+    summary["left_out"] = max(0, len(listed) - REASON_COUNT_MAX)
+    return summary
 
 
 def _by_reason(letters: "DeadLetters", pipeline: str) -> tuple[Mapping[str, _Reason], int]:

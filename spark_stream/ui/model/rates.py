@@ -13,6 +13,7 @@ from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
 
 BUCKET_COUNT = 60
+POINT_COUNT = 60
 MINUTE_S = 60
 PART_BLOCK_COUNT = 8192  # blocks that are looked at together, which bounds memory
 SPANS_S = {"10m": 600, "1h": 3600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
@@ -40,7 +41,7 @@ def arrivals(streams: Iterable[StreamState], now_ns: int, span: str = "") -> dic
         "from": rfc3339(first_ns),
         "to": rfc3339(now_ns),
         "seconds_per_bucket": span_s / BUCKET_COUNT,
-        "counts": [round(float(one), 1) for one in came],
+        "counts": [round(float(count), 1) for count in came],
     }
 
 
@@ -66,12 +67,10 @@ def _came_before(edges: np.ndarray, begins: np.ndarray, ends: np.ndarray, counts
     return came
 
 
-def positions_over_time(
-    stream: StreamState, first_ns: int, now_ns: int, point_count: int = 60
-) -> list[tuple[int, int]]:
+def positions_over_time(stream: StreamState, first_ns: int, now_ns: int) -> list[tuple[int, int]]:
     """Return (time in ns, last sequence by then) at even times: how far the stream was."""
     rows = stream.blocks.rows
-    edges = np.linspace(first_ns, now_ns, point_count)
+    edges = np.linspace(first_ns, now_ns, POINT_COUNT)
     if not len(rows):
         return [(int(edge), stream.next_sequence - 1) for edge in edges]
     ends = np.maximum.accumulate(rows["time_max_ns"])

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_stream.look.terminal import show_size
+from storage_core.metadata.config import SIZES
 from storage_core.quantities import format_duration
 
 DURATIONS = {"max_age", "duplicate_window", "subject_delete_marker_ttl", "block_max_age", "ack_wait"}
-SIZES = {"max_msg_size", "max_bytes", "block_max_bytes"}
 MEANINGS = {
     "subjects": "subjects that the stream takes",
     "num_replicas": "copies of each message",

@@ -66,27 +66,27 @@ def read_consumers(
     if CONSUMERS_DIRECTORY not in files.list_directory(Path(stream.path).resolve()):
         return []  # no consumer was ever made: the server makes the directory with the first one
 
-    def told(place: Path, reason: str) -> None:
+    def report(place: Path, reason: str) -> None:
         tell(note_damage("nats", stream.account, stream.name, str(place), reason))
 
-    found = []
+    consumers = []
     try:
         names = list_consumers(top, files)
     except OSError as error:
         raise_if_of_process(error)
-        told(top, f"which consumers there are is unknown: {_reason(error)}")
+        report(top, f"which consumers there are is unknown: {_reason(error)}")
         return []
     for name in names:
         place = top / name
         if not files.is_directory(place):
-            told(place, f"consumer {name!r}: not a directory")
+            report(place, f"consumer {name!r}: not a directory")
             continue
         try:
-            found.append(_read_consumer(stream, place, last, tell, files))
+            consumers.append(_read_consumer(stream, place, last, tell, files))
         except OSError as error:
             raise_if_of_process(error)
-            told(place, f"consumer {name!r}: {_reason(error)}")
-    return sorted(found, key=lambda consumer: consumer.name)
+            report(place, f"consumer {name!r}: {_reason(error)}")
+    return sorted(consumers, key=lambda consumer: consumer.name)
 
 
 def list_consumers(top: Path, files: Files = OS_FILES) -> list[str]:
@@ -158,7 +158,7 @@ def _read_consumer(
     names = files.list_directory(place.resolve())
     path = str(place / STATE_FILE)
 
-    def told(file: str, reason: str) -> None:
+    def report(file: str, reason: str) -> None:
         tell(note_damage("nats", stream.account, stream.name, file, f"consumer {place.name!r}: {reason}"))
 
     config: dict[str, Any] = {}
@@ -168,15 +168,15 @@ def _read_consumer(
         config = _config(stream, place, seed, files)
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
-        told(str(place / META_FILE), _reason(error))
+        report(str(place / META_FILE), _reason(error))
     try:
         state: ConsumerState | None = _state(path, seed, names, files)
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         state = None
-        told(path, _reason(error))
+        report(path, _reason(error))
     if state is not None and last is not None and state.delivered[1] > last:
-        told(path, f"is ahead of its stream: it was sent sequence {state.delivered[1]}, the stream ends with {last}")
+        report(path, f"is ahead of its stream: it was sent sequence {state.delivered[1]}, the stream ends with {last}")
     return ForeignConsumer(
         layout="nats",
         account=stream.account,

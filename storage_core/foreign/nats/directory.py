@@ -26,6 +26,7 @@ from storage_core.foreign.tree import (
     GLANCE_COUNT_MAX,
     GLANCE_DEPTH_MAX,
     directories,
+    size_of,
 )
 from storage_core.os_errors import raise_if_limit, raise_if_of_process
 
@@ -58,21 +59,21 @@ def find_streams(
 
     Raises NotAStoreError if a path is no directory, or none has a stream in or below it.
     """
-    found: dict[str, StreamDirectory] = {}
+    streams: dict[str, StreamDirectory] = {}
     empty: list[str | os.PathLike[str]] = []
     for path in paths:
         root = Path(os.path.realpath(path))
         if not files.is_directory(root):
-            what = "is a file; give the directory of its stream or store" if root.exists() else "does not exist"
-            raise NotAStoreError(f"{path} {what}")
+            problem = "is a file; give the directory of its stream or store" if root.exists() else "does not exist"
+            raise NotAStoreError(f"{path} {problem}")
         found_places = _stream_paths(root, files, DEPTH_MAX, DIRECTORY_COUNT_MAX)
         here = {os.path.realpath(place): _load(place, encryption_key, files) for place in found_places}
-        found = {**here, **found}  # one that links lead to twice is one
+        streams = {**here, **streams}  # one that links lead to twice is one
         if not here:
             empty.append(path)
-    if not found:
+    if not streams:
         raise NotAStoreError(f"{empty[0]} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
-    return sorted(found.values(), key=lambda stream: (stream.account, stream.name, stream.path))
+    return sorted(streams.values(), key=lambda stream: (stream.account, stream.name, stream.path))
 
 
 def holds_streams(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool:
@@ -99,7 +100,7 @@ def _stream_paths(root: Path, files: Files, depth_max: int, count_max: int) -> I
             yield place
         elif _is_among_streams(place / "one"):
             others = (place / name for name in names if not _is_never_searched(name))
-            yield from (other for other in others if not files.is_directory(other))
+            yield from (path for path in others if not files.is_directory(path))
 
 
 def _is_among_streams(place: Path) -> bool:
@@ -130,12 +131,12 @@ def _load(place: Path, encryption_key: str | None, files: Files) -> StreamDirect
     try:
         names = files.list_directory(place.resolve())
         messages = _messages_path(place, files)
-        found = _blocks(messages, key, files)
+        block_files = _blocks(messages, key, files)
 
         def blocks(name: str) -> tuple[BlockFile, ...]:
             if key is None:
-                return found
-            return tuple(replace(block, key=key.derive(f"{name}:{block.block_index}")) for block in found)
+                return block_files
+            return tuple(replace(block, key=key.derive(f"{name}:{block.block_index}")) for block in block_files)
 
         meta = load_meta(place, names, key, blocks, files)
     except (StorageError, OSError) as error:
@@ -179,14 +180,5 @@ def _blocks(messages: Path, key: ServerKey | None, files: Files) -> tuple[BlockF
                 "reads it, with option encryptionKey"
             )
         if suffix == BLOCK_SUFFIX:
-            blocks.append(BlockFile(int(stem), str(path), _size(path, files)))
+            blocks.append(BlockFile(int(stem), str(path), size_of(path, files)))
     return tuple(sorted(blocks, key=lambda block: block.block_index))
-
-
-def _size(path: Path, files: Files) -> int:
-    """Return the size of a block; 0 for what cannot be read as one, which is told when its messages are read."""
-    try:
-        return files.file_size(Path(os.path.realpath(path)))
-    except OSError as error:
-        raise_if_of_process(error)
-        return 0

@@ -74,8 +74,8 @@ def _is_status(text: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: np
     """Return which lines are a status: the `first` of their message, if all of its beginning lies within it."""
     status = first & (ends - starts >= len(_STATUS_LINE))
     lines = np.flatnonzero(status)
-    found = text[starts[lines, np.newaxis] + np.arange(len(_STATUS_LINE))]
-    status[lines] = (found == np.frombuffer(_STATUS_LINE, np.uint8)).all(axis=1)
+    beginnings = text[starts[lines, np.newaxis] + np.arange(len(_STATUS_LINE))]
+    status[lines] = (beginnings == np.frombuffer(_STATUS_LINE, np.uint8)).all(axis=1)
     return np.asarray(status)
 
 
@@ -104,5 +104,5 @@ def _trim(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.nd
 
 def _is_blank(text: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return which places hold a blank; places outside the text are as good as any."""
-    found = text.take(places, mode="clip")
-    return np.asarray((found == _BLANK) | (found == _TAB))
+    characters = text.take(places, mode="clip")
+    return np.asarray((characters == _BLANK) | (characters == _TAB))

@@ -165,15 +165,15 @@ def _windows_padded(buffer: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return the packets that begin at `places`, (n, 4) words; behind the end of the buffer there are zeros."""
     inside = places <= len(buffer) - PACKET_SIZE
     if inside.all():
-        found = _windows(buffer, PACKET_SIZE)[places]
+        packets = _windows(buffer, PACKET_SIZE)[places]
     else:
         padded = np.zeros(2 * PACKET_SIZE, np.uint8)
         kept = min(len(buffer), PACKET_SIZE)
         padded[:kept] = buffer[len(buffer) - kept :]
-        found = np.empty(len(places), f"V{PACKET_SIZE}")
-        found[inside] = _windows(buffer, PACKET_SIZE)[places[inside]]
-        found[~inside] = _windows(padded, PACKET_SIZE)[places[~inside] - (len(buffer) - kept)]
-    return np.asarray(found.view("<u8").reshape(len(places), 4))
+        packets = np.empty(len(places), f"V{PACKET_SIZE}")
+        packets[inside] = _windows(buffer, PACKET_SIZE)[places[inside]]
+        packets[~inside] = _windows(padded, PACKET_SIZE)[places[~inside] - (len(buffer) - kept)]
+    return np.asarray(packets.view("<u8").reshape(len(places), 4))
 
 
 class _States:
@@ -211,18 +211,18 @@ class _States:
     def update(self, packets: np.ndarray) -> None:
         """Mix one packet each, (lanes, count) words, into the first `count` messages."""
         self._narrow(packets.shape[1], packets.shape[0])
-        v0, v1, mul0, mul1, one, two, zipped = self._active
+        v0, v1, mul0, mul1, scratch_a, scratch_b, zipped = self._active
         v1 += packets
         v1 += mul0
-        np.bitwise_and(v1, _MASK32, out=one)
-        np.right_shift(v0, _HALF, out=two)
-        one *= two
-        mul0 ^= one
+        np.bitwise_and(v1, _MASK32, out=scratch_a)
+        np.right_shift(v0, _HALF, out=scratch_b)
+        scratch_a *= scratch_b
+        mul0 ^= scratch_a
         v0 += mul1
-        np.bitwise_and(v0, _MASK32, out=one)
-        np.right_shift(v1, _HALF, out=two)
-        one *= two
-        mul1 ^= one
+        np.bitwise_and(v0, _MASK32, out=scratch_a)
+        np.right_shift(v1, _HALF, out=scratch_b)
+        scratch_a *= scratch_b
+        mul1 ^= scratch_a
         np.right_shift(v1, _ZIPPER_SHIFT, out=zipped)
         for target, source in self._moves1:
             target[...] = source
@@ -242,25 +242,25 @@ class _States:
         kept = states[:, :, whole]
         size = sizes.astype(np.uint64)
         size |= size << _HALF
-        v0, v1, _, _, one, two, _ = self._active
+        v0, v1, _, _, scratch_a, scratch_b, _ = self._active
         v0 += size
-        halves, one, two, turn = (words.view("<u4") for words in (v1, one, two, size))
-        np.left_shift(halves, turn, out=one)
-        np.right_shift(halves, np.uint32(32) - turn, out=two)
-        np.bitwise_or(one, two, out=halves)
+        halves, scratch_a, scratch_b, turn = (words.view("<u4") for words in (v1, scratch_a, scratch_b, size))
+        np.left_shift(halves, turn, out=scratch_a)
+        np.right_shift(halves, np.uint32(32) - turn, out=scratch_b)
+        np.bitwise_or(scratch_a, scratch_b, out=halves)
         self.update(packets)
         states[:, :, whole] = kept
 
     def finish(self) -> np.ndarray:
         """Run the four final rounds, in which the state is its own packet, and return the sums of the first lanes."""
         for lane_count in (4, 4, 4, 2):  # the last round is for the first pair of lanes alone
-            v0, _, _, _, one, two, _ = self._active
+            v0, _, _, _, scratch_a, scratch_b, _ = self._active
             crossed = v0.reshape(2, 2, -1)[::-1][: lane_count // 2]
-            packets, low = one[:lane_count].reshape(crossed.shape), two[:lane_count].reshape(crossed.shape)
+            packets, low = scratch_a[:lane_count].reshape(crossed.shape), scratch_b[:lane_count].reshape(crossed.shape)
             np.right_shift(crossed, _HALF, out=packets)
             np.left_shift(crossed, _HALF, out=low)
             packets |= low
-            self.update(one[:lane_count])
+            self.update(scratch_a[:lane_count])
         v0, v1, mul0, mul1, *_ = self._active
         return np.asarray(v0[0] + v1[0] + mul0[0] + mul1[0])
 

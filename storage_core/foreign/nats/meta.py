@@ -58,7 +58,7 @@ def load_meta(
     """Return name and configuration of the stream in the directory `place`, which has `names` in it.
 
     `blocks` returns the block files as they are opened under a name. Raises UnsupportedVersionError if the stream is
-    encrypted and there is no key, CorruptionError if its name cannot be told.
+    encrypted and there is no key, CorruptionError if its name cannot be known.
     """
     if META_KEY_FILE in names and key is None:
         raise UnsupportedVersionError(
@@ -87,8 +87,8 @@ def decode_config(content: bytes, name_field: str, name: str) -> dict[str, Any]:
     """Return the JSON object of a stream or consumer; `name_field` must be text. Raises CorruptionError."""
     try:
         config = json.loads(content)
-        found = config[name_field]
-        if not isinstance(found, str) or not found:
+        value = config[name_field]
+        if not isinstance(value, str) or not value:
             raise ValueError(name_field)
         json.dumps(config, ensure_ascii=False).encode()  # halves of characters, which no server writes, go nowhere
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -173,7 +173,7 @@ def _damage(
     missing = asked.difference(SequenceSet.from_sequences(shown.sequences))
     file = "compressed file" if content.compressed else "file"
     note = "".join(f"; in the {file} at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
-    found = []
+    places = []
     done: list[tuple[int, int]] = []  # what is put down to damage; both ends rise with the places in the block
     for damage in sorted([*scan.damage, *_strange_damage(strange)], key=lambda damage: damage.offset_bytes):
         first, end = damage.after + 1, damage.before if damage.before is not None else SEQUENCE_END
@@ -182,29 +182,29 @@ def _damage(
             done.append((first, end if not done else max(end, done[-1][1])))
         # Between neighbours in sequence there was no message, but maybe a tombstone: then an index has to know.
         unclear = not part.known and (damage.after + 1 == damage.before or damage.places > 1)
-        found.append(_foreign_damage(part, damage, note, lost, unclear))
-    if content.damage and not found:
+        places.append(_foreign_damage(part, damage, note, lost, unclear))
+    if content.damage and not places:
         at, reason = content.damage[0]
         place = RecordDamage(at, at, reason, 0, None)
-        found.append(_foreign_damage(part, place, "", SequenceSet.empty(), unclear=not part.known))
+        places.append(_foreign_damage(part, place, "", SequenceSet.empty(), unclear=not part.known))
     missing = missing.difference(SequenceSet.from_ranges(done)) if part.known else missing
     if part.known and missing:
-        gone = RecordDamage(part.file_size, part.file_size, "the index lists them, the block has no record", 0, None)
-        found.append(_foreign_damage(part, gone, note, missing))
-    return found
+        hole = RecordDamage(part.file_size, part.file_size, "the index lists them, the block has no record", 0, None)
+        places.append(_foreign_damage(part, hole, note, missing))
+    return places
 
 
 def _strange_damage(strange: Records) -> list[RecordDamage]:
     some = strange.take(slice(0, PLACE_COUNT_MAX))
     places = zip(some.starts.tolist(), some.ends.tolist(), some.sequences.tolist(), strict=True)
     reason = "the subject is none of the stream's (its size is not covered by the checksum)"
-    found = [RecordDamage(start, end, reason, sequence - 1, sequence + 1) for start, end, sequence in places]
+    damage = [RecordDamage(start, end, reason, sequence - 1, sequence + 1) for start, end, sequence in places]
     rest = strange.take(slice(PLACE_COUNT_MAX, len(strange)))
     if len(rest):
         after, before = int(rest.sequences.min()) - 1, int(rest.sequences.max()) + 1
-        told = together(len(rest), reason)
-        found.append(RecordDamage(int(rest.starts[0]), int(rest.ends[-1]), told, after, before, len(rest)))
-    return found
+        summary = together(len(rest), reason)
+        damage.append(RecordDamage(int(rest.starts[0]), int(rest.ends[-1]), summary, after, before, len(rest)))
+    return damage
 
 
 def _whole_block(part: ForeignSlice, removed: SequenceSet, reason: str) -> ForeignDamage:
@@ -232,12 +232,12 @@ def _foreign_damage(
     )
 
 
-def _tell(found: Sequence[ForeignDamage], on_damage: Callable[[ForeignDamage], None] | None) -> None:
+def _tell(places: Sequence[ForeignDamage], on_damage: Callable[[ForeignDamage], None] | None) -> None:
     if on_damage is not None:
-        for damage in found:
+        for damage in places:
             on_damage(damage)
         return
-    lost = [damage for damage in found if damage.first is not None or damage.unclear]
+    lost = [damage for damage in places if damage.first is not None or damage.unclear]
     if lost:
         more = f" ({len(lost) - 1} more damaged places in this file)" if len(lost) > 1 else ""
         raise DataLossError(f"{lost[0].describe()}{more}")

@@ -128,21 +128,21 @@ def walk(block: memoryview, first: int, end: int) -> tuple[np.ndarray, int]:
     """
     starts, ends = _likely_records(np.frombuffer(block, np.uint8), first, end)
     cuts = np.append(np.flatnonzero(ends[:-1] != starts[1:]) + 1, len(starts))  # where runs end
-    found: list[np.ndarray] = [starts[:0]]
+    parts: list[np.ndarray] = [starts[:0]]
     at, last = first, end - SIZE_MIN
     while at <= last:
         row = int(np.searchsorted(starts, at))
         if row < len(starts) and starts[row] == at:
             cut = int(cuts[np.searchsorted(cuts, row, side="right")])
-            found.append(starts[row:cut])
+            parts.append(starts[row:cut])
             at = int(ends[cut - 1])
             continue
         stop = int(starts[row]) if row < len(starts) else last + 1
         steps, at, possible = _walk_singly(block, at, stop)
-        found.append(np.array(steps, np.int64))
+        parts.append(np.array(steps, np.int64))
         if not possible:
             break
-    return np.concatenate(found), at
+    return np.concatenate(parts), at
 
 
 def _walk_singly(block: memoryview, at: int, stop: int) -> tuple[list[int], int, bool]:

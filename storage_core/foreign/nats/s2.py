@@ -14,9 +14,9 @@ Source: the format description of github.com/klauspost/compress/s2; the Snappy f
 
 from dataclasses import dataclass, field
 
-import crc32c
 import pyarrow as pa
 
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError
 from storage_core.foreign.nats.cursor import Cursor
 
@@ -24,7 +24,7 @@ IDENTIFIER = b"S2sTwO"
 CHUNK_DATA_MAX = 4 << 20  # bytes of uncompressed data in a chunk, the most that S2 allows
 CHUNK_COUNT_MAX = 4096  # in a stream: the server's have a MiB each
 TAG_COUNT_MAX = 2 << 20  # in a stream, of chunks that Arrow does not decode: a second or two. 8 MiB have fewer
-DAMAGE_COUNT_MAX = 64  # places that are told
+DAMAGE_COUNT_MAX = 64  # places that are reported
 _COMPRESSED, _STORED, _SKIPPABLE, _IDENTIFIER = 0x00, 0x01, 0x80, 0xFF
 _CRC_SIZE = 4
 _SNAPPY = pa.Codec("snappy")
@@ -86,7 +86,7 @@ def _add_chunk(out: Decompressed, at: int, kind: int, body: memoryview, size: in
 
 
 def _masked_crc(data: bytes) -> int:
-    crc = crc32c.crc32c(data)
+    crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

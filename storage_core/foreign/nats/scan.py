@@ -69,8 +69,8 @@ class BlockScan:
         sequences, erased = records.sequences[places], records.erased[places]
         if (sequences[1:] > sequences[:-1]).all():
             return np.asarray(places[~erased])
-        gone = SequenceSet.from_sequences(sequences[erased & (sequences > 0)])
-        stay = ~erased & ~gone.mask(sequences)
+        erased_sequences = SequenceSet.from_sequences(sequences[erased & (sequences > 0)])
+        stay = ~erased & ~erased_sequences.mask(sequences)
         first = np.unique(sequences[stay], return_index=True)[1]
         return np.asarray(places[stay][first])
 
@@ -116,10 +116,10 @@ def _fill_gaps(block: pa.Buffer, view: np.ndarray, chained: Records, key: Key) -
     highest = int(np.max(chained.sequences, initial=0))
     search = _Search(block, view, key, max(SEQUENCE_PLAUSIBLE, 2 * highest))
     gaps = _gaps(chained, len(view))
-    found = [search.stretch(first, end) for first, end in gaps[:PLACE_COUNT_MAX].tolist()]
+    stretches = [search.stretch(first, end) for first, end in gaps[:PLACE_COUNT_MAX].tolist()]
     if len(gaps) > PLACE_COUNT_MAX:
         search.give_up_at(int(gaps[PLACE_COUNT_MAX, 0]))
-    merged = _merge([chained, *found])
+    merged = _merge([chained, *stretches])
     gaps, neighbours = _gaps(merged, len(view)), _Neighbours(merged)
     damage = [_describe(view, neighbours, first, end, search) for first, end in gaps[:PLACE_COUNT_MAX].tolist()]
     rest = gaps[PLACE_COUNT_MAX:]

@@ -42,7 +42,7 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 
 OLD_INDEX_SUFFIX = ".idx"
-SUBJECT_COUNT_MAX = 1024  # subjects that are told to readers; more are not checked against
+SUBJECT_COUNT_MAX = 1024  # subjects that are given to readers; more are not checked against
 SUBJECTS_SIZE_MAX = 32 << 10  # bytes of them
 SURE_VERSION_MIN = 2  # of index.db, from 2.11 on: its removals hold also when it is older than the blocks
 _NONE = np.empty(0, np.int64)
@@ -98,14 +98,14 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
     whole = old and len(current) == len(old)
     state = _from_old_indexes(current, stream) if whole else _from_blocks(stream, index, old, files)
     if index is None:
-        state = _with_gone(state, _gone(stream, notes, files), notes)
+        state = _with_missing(state, _missing_blocks(stream, notes, files), notes)
         notes += _unexplained(stream, state)
     elif state.source == "blocks":
-        notes += _gone_since(index, stream, state)
+        notes += _missing_since(index, stream, state)
     return replace(state, notes=tuple(notes))
 
 
-def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[BlockState]:
+def _missing_blocks(stream: StreamDirectory, notes: list[Note], files: Files) -> list[BlockState]:
     """Return parts for the N.idx without a block: the server removes both together, so its messages are lost.
 
     A key without its block tells the same of an encrypted one, but not which messages it held.
@@ -116,7 +116,7 @@ def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[Bloc
     except OSError as error:
         raise_if_of_process(error)
         return []
-    found = []
+    parts = []
     for name in names:
         stem, dot, suffix = name.partition(".")
         if not re.fullmatch("[0-9]{1,18}", stem) or int(stem) in present:
@@ -130,18 +130,18 @@ def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[Bloc
         index = _load_old_index(file, notes, files)
         count = index.end - index.first - len(index.removed) if index is not None else 0
         if index is not None and count > 0:
-            found.append(BlockState(file, index.first, index.end, index.removed, count, True))
-    return found
+            parts.append(BlockState(file, index.first, index.end, index.removed, count, True))
+    return parts
 
 
-def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[Note]) -> StreamState:
+def _with_missing(state: StreamState, missing: Sequence[BlockState], notes: list[Note]) -> StreamState:
     """Return the state with the parts whose blocks are gone; those that others answer for go to `notes`."""
     blocks, answered, end = (
         list(state.blocks),
         SequenceSet.from_ranges((block.first, block.end) for block in state.blocks),
         0,
     )
-    for block in sorted(gone, key=lambda block: block.first):
+    for block in sorted(missing, key=lambda block: block.first):
         if block.first < end or answered.count_in(block.first, block.end):
             notes.append(
                 Note(f"{Path(block.file.path).name} is gone, and its index lists [{block.first}, {block.end})")
@@ -194,32 +194,34 @@ def _unexplained(stream: StreamDirectory, state: StreamState) -> list[Note]:
         )
         notes.append(Note(reason, (expected, state.first)))
     numbers = [block.block_index for block in stream.blocks]
-    gone = [(number + 1, two) for number, two in zip(numbers, numbers[1:], strict=False) if two > number + 1]
-    if gone:
+    gaps = [(number + 1, two) for number, two in zip(numbers, numbers[1:], strict=False) if two > number + 1]
+    if gaps:
         reason = (
-            f"{_block_names(SequenceSet.from_ranges(gone))} not there, and no index tells whether messages were lost "
+            f"{_block_names(SequenceSet.from_ranges(gaps))} not there, and no index tells whether messages were lost "
             "with them, or removals, so that what was removed shows again"
         )
-        begin = max((block.end for block in state.blocks if block.file.block_index < gone[0][0]), default=expected)
+        begin = max((block.end for block in state.blocks if block.file.block_index < gaps[0][0]), default=expected)
         end = min(
-            (block.first for block in state.blocks if block.file.block_index >= gone[-1][1]), default=SEQUENCE_END
+            (block.first for block in state.blocks if block.file.block_index >= gaps[-1][1]), default=SEQUENCE_END
         )
         notes.append(Note(reason, (begin, max(begin, end))))
     return notes
 
 
-def _gone_since(index: StreamIndex, stream: StreamDirectory, state: StreamState) -> list[Note]:
+def _missing_since(index: StreamIndex, stream: StreamDirectory, state: StreamState) -> list[Note]:
     """Return what an index that is older than the blocks says of blocks that are gone, with no trace of a removal.
 
-    What lay above all that is there is lost, and told as that.
+    What lay above all that is there is lost, and reported as that.
     """
     present = {block.block_index for block in stream.blocks}
-    gone = [block for block in index.blocks if block.block_index not in present and block.message_count]
-    if not gone:
+    missing = [block for block in index.blocks if block.block_index not in present and block.message_count]
+    if not missing:
         return []
     notes = []
-    names = _block_names(SequenceSet.from_sequences([block.block_index for block in gone]))
-    listed = _union([SequenceSet.from_ranges([(block.first, block.end)]).difference(block.removed) for block in gone])
+    names = _block_names(SequenceSet.from_sequences([block.block_index for block in missing]))
+    listed = _union(
+        [SequenceSet.from_ranges([(block.first, block.end)]).difference(block.removed) for block in missing]
+    )
     listed = listed.difference(_shown_by(state)).difference(state.removed)
     if state.removed.count_in(state.first - 1, state.first):
         listed = listed.clip(state.first, SEQUENCE_END)  # a purge came after the index
@@ -389,15 +391,15 @@ def _removed_before(index: StreamIndex, stream: StreamDirectory, read: Sequence[
 
 def _all_removed(read: Sequence["_Read"], shown: Sequence[np.ndarray], removed: SequenceSet) -> SequenceSet:
     """Return what the blocks say was removed: by a tombstone, by a limit, and what a whole block has no record of."""
-    gone, spans = [removed], []
+    removed_sets, spans = [removed], []
     for block, sequences in zip(read, shown, strict=True):
         own = SequenceSet.from_sequences(block.messages.sequences)
-        gone.append(own.difference(SequenceSet.from_sequences(sequences)))
+        removed_sets.append(own.difference(SequenceSet.from_sequences(sequences)))
         if own and not block.damaged:
             first, end = int(own.starts[0]), int(own.ends[-1])
-            gone.append(SequenceSet.from_ranges([(first, end)]).difference(own))
+            removed_sets.append(SequenceSet.from_ranges([(first, end)]).difference(own))
             spans.append((block.file.block_index, first, end))
-    return _union(gone).union(_gaps(spans))
+    return _union(removed_sets).union(_gaps(spans))
 
 
 def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, is_last: bool, files: Files) -> _Read:
@@ -406,7 +408,7 @@ def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, is_las
         # The server makes an empty file when it begins a block. It goes on to the next one when that is full.
         data, damaged = content.data, bool(content.damage) or (not content.data.size and not is_last)
         scan = scan_block(data, block_key(stream.name, file.block_index))
-    except (OSError, StorageError) as error:  # told when the block is read for its messages
+    except (OSError, StorageError) as error:  # reported when the block is read for its messages
         raise_if_of_process(error)
         data, damaged = pa.py_buffer(b""), True
         scan = scan_block(data, block_key(stream.name, file.block_index))
@@ -461,16 +463,16 @@ def _spans(
     for at, (block, sequences) in enumerate(zip(read, shown, strict=True)):
         own = block.messages.sequences
         if block.damaged:
-            after = [int(other.messages.sequences[0]) for other in read[at + 1 :] if len(other.messages)]
+            after = [int(later.messages.sequences[0]) for later in read[at + 1 :] if len(later.messages)]
             first, end = end_before, after[0] if after else end_of_all
         elif len(sequences):
             first, end = int(sequences[0]), int(sequences[-1]) + 1
         else:
             first = end = end_before
         if first < end:
-            gone = SequenceSet.from_sequences(own).difference(SequenceSet.from_sequences(sequences))
-            gone = gone.union(removed).clip(first, end)
-            states.append(BlockState(block.file, first, end, gone, len(sequences), False))
+            hidden = SequenceSet.from_sequences(own).difference(SequenceSet.from_sequences(sequences))
+            hidden = hidden.union(removed).clip(first, end)
+            states.append(BlockState(block.file, first, end, hidden, len(sequences), False))
         end_before = max(end_before, int(np.max(own, initial=0)) + 1)
     return states
 

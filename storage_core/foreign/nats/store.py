@@ -31,14 +31,14 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         files: Files = OS_FILES,
         encryption_key: str | None = None,
     ) -> None:
-        found = find_streams(paths, files, encryption_key)
+        streams = find_streams(paths, files, encryption_key)
         if account is not None:
-            accounts = sorted({stream.account for stream in found})
-            found = [stream for stream in found if stream.account == account]
-            if not found:
+            accounts = sorted({stream.account for stream in streams})
+            streams = [stream for stream in streams if stream.account == account]
+            if not streams:
                 where = ", ".join(str(path) for path in paths)
                 raise NotFoundError(f"account {account!r} has no streams in {where}{instead(account, accounts)}")
-        super().__init__(paths, files, found)
+        super().__init__(paths, files, streams)
 
     def _load(self, directory: StreamDirectory) -> StreamState:
         return load_state(directory, self._files)
@@ -56,7 +56,7 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         ]
         try:
             state = self._state(directory)
-        except StorageError:  # told where its messages are asked for
+        except StorageError:  # reported where its messages are asked for
             return notes
         return notes + [
             note_damage(LAYOUT, directory.account, directory.name, directory.messages_path, note.reason, note.doubt)
@@ -82,14 +82,14 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         self, directory: StreamDirectory, first: int | None = None, end: int | None = None
     ) -> list[ForeignSlice]:
         state = self._state(directory)
-        found = []
+        slices = []
         for block in state.blocks:
             low = block.first if first is None else max(block.first, first)
             high = block.end if end is None else min(block.end, end)
             part = _slice(directory, state, block, low, high)
             if low < high and (part.row_count or not block.known):
-                found.append(part)
-        return found
+                slices.append(part)
+        return slices
 
     def _describe(self, directory: StreamDirectory) -> ForeignStream:
         state, problem = None, "; ".join(directory.notes)

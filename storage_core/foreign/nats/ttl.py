@@ -41,9 +41,9 @@ def parse_ttls(raw: pa.BinaryArray, present: np.ndarray) -> np.ndarray:
     """
     ttls = np.zeros(len(present), np.int64)
     if len(raw):
-        found = pc.extract_regex(raw, _HEADER).field("ttl").dictionary_encode()
-        values = [parse_ttl(value) for value in found.dictionary.to_pylist()]
-        codes = np.where(buffers.nulls(found.indices), len(values), buffers.numbers(found.indices))
+        texts = pc.extract_regex(raw, _HEADER).field("ttl").dictionary_encode()
+        values = [parse_ttl(value) for value in texts.dictionary.to_pylist()]
+        codes = np.where(buffers.nulls(texts.indices), len(values), buffers.numbers(texts.indices))
         ttls[present] = np.array([*values, NO_TTL], np.int64)[codes]
     return ttls
 

@@ -19,7 +19,7 @@ from storage_core.file_kinds import STAN_SERVER
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import FILE_HEADER_SIZE, HEADER, HEADER_SIZE, VERSION, checksum_name
-from storage_core.foreign.tree import GLANCE_COUNT_MAX, GLANCE_DEPTH_MAX, directories
+from storage_core.foreign.tree import GLANCE_COUNT_MAX, GLANCE_DEPTH_MAX, directories, size_of
 from storage_core.os_errors import raise_if_limit, raise_if_of_process
 
 SERVER_FILE, CLIENTS_FILE, SUBSCRIPTIONS_FILE = "server.dat", "clients.dat", "subs.dat"
@@ -63,14 +63,14 @@ class ChannelDirectory:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ChannelListing:
     """What lies below some paths."""
 
     channels: tuple[ChannelDirectory, ...]  # by name and path
     roots: tuple[str, ...]  # directories of stores, also of those without channels
 
 
-def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILES) -> Found:
+def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILES) -> ChannelListing:
     """Return every channel at or below the paths.
 
     Raises NotAStoreError if a path is no directory, or none has a store in or below it.
@@ -81,9 +81,9 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
     for path in paths:
         top = Path(os.path.realpath(path))
         if not files.is_directory(top):
-            what = "is a file; give the directory of its channel or store" if top.exists() else "does not exist"
-            raise NotAStoreError(f"{path} {what}")
-        found = False
+            problem = "is a file; give the directory of its channel or store" if top.exists() else "does not exist"
+            raise NotAStoreError(f"{path} {problem}")
+        has_channels = False
         for place, names in directories(top, files, _is_above_channels):
             if _is_channel(names):
                 channels.setdefault(os.path.realpath(place), _load(place, names, files))  # links may lead to it twice
@@ -92,8 +92,8 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
                 roots.add(str(place))
             else:
                 continue
-            found = True
-        if not found:
+            has_channels = True
+        if not has_channels:
             empty.append(path)
     if len(empty) == len(paths):
         raise NotAStoreError(
@@ -101,7 +101,7 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
             f"({SUBSCRIPTIONS_FILE}, msgs.N.dat) in it or below it"
         )
     listed = sorted(channels.values(), key=lambda channel: (channel.name, channel.path))
-    return Found(tuple(listed), tuple(sorted(roots)))
+    return ChannelListing(tuple(listed), tuple(sorted(roots)))
 
 
 def holds_channels(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool:
@@ -160,14 +160,5 @@ def _load(place: Path, names: list[str], files: Files) -> ChannelDirectory:
     slices = []
     for number, text in numbers:
         path = place / f"msgs.{text}.dat"
-        slices.append(SliceFile(number, str(path), _size(path, files) if path.name in present else 0))
+        slices.append(SliceFile(number, str(path), size_of(path, files) if path.name in present else 0))
     return ChannelDirectory(str(place), place.name, tuple(slices))
-
-
-def _size(path: Path, files: Files) -> int:
-    """Return the size of a slice; 0 for what cannot be read as one, which counts as missing."""
-    try:
-        return files.file_size(Path(os.path.realpath(path)))
-    except OSError as error:
-        raise_if_of_process(error)
-        return 0

@@ -71,15 +71,15 @@ def place_sequences(records: Records, last: int | None, gap_before: bool, strang
         apart[0] |= apart_before
         places = np.flatnonzero(apart)
         placed[first:end] = _place(own[first:end], places, low, high)
-        found = np.flatnonzero(placed[first:end])
-        if len(found):
-            row = first + int(found[-1])
+        numbered = np.flatnonzero(placed[first:end])
+        if len(numbered):
+            row = first + int(numbered[-1])
             low = int(placed[row])
     return placed
 
 
 def _place(own: np.ndarray, gaps: np.ndarray, low: int | None, high: int | None) -> np.ndarray:
-    """Return the sequences of records between two of sequence `low` and `high`, 0 where they cannot be told.
+    """Return the sequences of records between two of sequence `low` and `high`, 0 where they cannot be known.
 
     `gaps` are the positions of records that do not follow the one in front of them at once.
     """

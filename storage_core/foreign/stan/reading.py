@@ -2,7 +2,7 @@
 
 The contract is the server's own, with nothing removed from the source: by default the first bad record ends the
 reading; `truncate_bad_eof` reads past an unexpected end, `no_crc` past bad checksums, and each row that is read so is
-told as damage. Since sequences rise by one without holes, whatever is missing in a part is lost.
+reported as damage. Since sequences rise by one without holes, whatever is missing in a part is lost.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
 from storage_core.subject_columns import match_mask
 
-NAME_SIZE_MAX = 64  # characters of another channel's name that are told
+NAME_SIZE_MAX = 64  # characters of another channel's name that are reported
 SEQUENCE_END = (1 << 63) - 1  # end of a part of which nobody knows how far it went
 
 
@@ -88,8 +88,8 @@ def _windows(part: ForeignSlice, account: "_Account", files: Files) -> Iterator[
             window = next(windows, None)
         except OSError as error:
             raise_if_of_process(error)
-            gone = isinstance(error, FileNotFoundError)
-            account.unreadable("the file is gone" if gone else f"the file cannot be read: {error.strerror}")
+            is_missing = isinstance(error, FileNotFoundError)
+            account.unreadable("the file is gone" if is_missing else f"the file cannot be read: {error.strerror}")
             return
         if window is None:
             return
@@ -219,7 +219,7 @@ class _Account:
     def _tell(self, stretches: list[Stretch], low: int, high: int, at: int, reason: str, inside: bool = False) -> None:
         """Tell stretches without a served row between them; `[low, high)` is what is missing there.
 
-        Each of several stretches may have cost it, so each is told with all of it. `inside`: a row comes after them.
+        Any of several stretches may have cost it, so each is reported with all. `inside`: a row comes after them.
         """
         blamed = [stretch for stretch in stretches if stretch.cause is not Cause.HARMLESS] if low < high else []
         if low < high and not blamed:
@@ -227,8 +227,8 @@ class _Account:
         count = high - low if len(blamed) == 1 and high < SEQUENCE_END else None
         for stretch in blamed:
             goes_on = inside and stretch.cause in (Cause.END, Cause.PADDING)
-            told = replace(stretch, cause=Cause.BAD) if goes_on else stretch
-            self._report(told, low, high, count, served=False, allowed=self._allows(told.cause))
+            reported = replace(stretch, cause=Cause.BAD) if goes_on else stretch
+            self._report(reported, low, high, count, served=False, allowed=self._allows(reported.cause))
         for stretch in stretches:
             if stretch not in blamed and (inside or stretch.cause is not Cause.PADDING):
                 self._report(stretch, None, None, None, served=False, allowed=True)
@@ -307,7 +307,7 @@ def _hidden(window: Window, shown: np.ndarray, strange: np.ndarray, part: Foreig
     follows = (hidden[1:] == hidden[:-1] + 1) & (records.heads[hidden[1:]] == records.ends[hidden[:-1]])
     kinds = records.good + 2 * strange + 4 * (strange & records.own)
     follows &= kinds[hidden[1:]] == kinds[hidden[:-1]]
-    found = []
+    stretches = []
     runs, rest = _runs(follows)
     for first, end in [(int(hidden[first]), int(hidden[end - 1]) + 1) for first, end in runs]:
         stretch = window.suspect(first, end)
@@ -316,14 +316,14 @@ def _hidden(window: Window, shown: np.ndarray, strange: np.ndarray, part: Foreig
         elif records.good[first]:  # true, but not above all in front of it: a copy, as the server would not store it
             reason = "the sequence is not above that of the record in front"
             stretch = replace(stretch, cause=Cause.HARMLESS, reason=reason)
-        found.append(stretch)
+        stretches.append(stretch)
     if rest:  # as what the worst of them is
         left = hidden[rest[0][0] :]
         cause = Cause.FOREIGN if strange[left].any() else Cause.HARMLESS if records.good[left].all() else Cause.BAD
         stretch = window.suspect(int(left[0]), int(left[-1]) + 1)
         reason = "records that have no place here, that fail their checksum, or that come twice"
-        found.append(replace(stretch, cause=cause, reason=reason, shown=b"", places=len(rest)))
-    return found
+        stretches.append(replace(stretch, cause=cause, reason=reason, shown=b"", places=len(rest)))
+    return stretches
 
 
 def _runs(follows: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -357,7 +357,7 @@ def _served(
     runs, rest = _runs(follows)
     if rest:
         runs.append((rest[0][0], rest[-1][1]))
-    found = []
+    suspects = []
     for at, (first, end) in enumerate(runs):
         low, high = int(which[first]), int(which[end - 1])
         stretch = window.suspect(int(rows[low]), int(rows[high]) + 1)
@@ -365,5 +365,5 @@ def _served(
             stretch = replace(
                 stretch, reason="records that fail their checksum, and true ones between", places=len(rest)
             )
-        found.append((stretch, int(sequences[low]), int(sequences[high]) + 1))
-    return found
+        suspects.append((stretch, int(sequences[low]), int(sequences[high]) + 1))
+    return suspects

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from struct import Struct
 
 import numpy as np
-from crc32c import crc32c
 
+from storage_core.checksum import crc32c
 from storage_core.foreign.stan.protobuf import BYTES, VARINT, Field, decode_fields, elements
 
 FILE_HEADER_SIZE = 4
@@ -183,8 +183,8 @@ def checksum_name(payload: memoryview, crc: int) -> str | None:
 
 def _checksums_hold(view: np.ndarray, starts: np.ndarray, ends: np.ndarray, checksum: Checksum) -> np.ndarray:
     bytes_of = view.data
-    found = [checksum(bytes_of[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return np.asarray(np.array(found, np.uint32) == elements(view, "<u4")[starts - 4])
+    checksums = [checksum(bytes_of[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.asarray(np.array(checksums, np.uint32) == elements(view, "<u4")[starts - 4])
 
 
 def _equal(view: np.ndarray, texts: Field, wanted: bytes) -> np.ndarray:

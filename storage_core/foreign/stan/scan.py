@@ -54,7 +54,7 @@ class Cause(Enum):
     PADDING = "zero bytes"
     MISSING = "missing"  # no bytes at all
     FOREIGN = "foreign"  # a true record, but not of this channel or not of this place in it
-    HARMLESS = "harmless"  # what is wrong is told, and cost nothing
+    HARMLESS = "harmless"  # what is wrong is reported, and cost nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +207,21 @@ class _Scan:
         if true.all() and stop == limit:
             window = Window(base, buffer, records, ())
         else:
-            window, limit = self._settle(buffer, view, base, limit, size, records, true)
+            window, limit = self._decide(buffer, view, base, limit, size, records, true)
         if not self._kind.typed:
             sequences = window.records.fields[1].values[window.records.good & window.records.own]
             self._last_sequence = max(self._last_sequence, int(np.max(sequences, initial=0)))
         return window, limit
 
-    def _may_go_on(self, view: np.ndarray, at: int, size: int, rest: int) -> bool:
+    def _may_go_on(self, view: np.ndarray, at: int, size: int, size_max: int) -> bool:
         if size - at < HEADER_SIZE:
             return True
         payload = HEADER.unpack_from(view.data, at)[0] & self._kind.size_mask
         if not PAYLOAD_SIZE_MIN <= payload <= self._kind.payload_size_max:
             return False
-        return bool(size < at + HEADER_SIZE + payload <= rest)
+        return bool(size < at + HEADER_SIZE + payload <= size_max)
 
-    def _settle(
+    def _decide(
         self, buffer: pa.Buffer, view: np.ndarray, base: int, limit: int, size: int, chain: Records, true: np.ndarray
     ) -> tuple[Window, int]:
         """Find in `[0, limit)` what the chain does not tell; return the window and where the next one begins."""
@@ -232,7 +232,7 @@ class _Scan:
             limit = self._cut(view, known, size)
         resized = self._resize(view, _gaps(known, limit))
         known = merge([known, resized])
-        told = [
+        stretches = [
             _resized(view, base, start, end)
             for start, end in zip(resized.heads.tolist(), resized.ends.tolist(), strict=True)
         ]
@@ -240,12 +240,12 @@ class _Scan:
         known = merge([known, suspects.take(_apart(suspects, known))])
         known = merge([known, self._span(view, base, _gaps(known, limit), limit)])
         gaps = _gaps(known, limit)
-        told += [self._stretch(view, base, first, end) for first, end in gaps[:PLACE_COUNT_MAX]]
+        stretches += [self._stretch(view, base, first, end) for first, end in gaps[:PLACE_COUNT_MAX]]
         if len(gaps) > PLACE_COUNT_MAX:
-            told.append(_rest(view, base, gaps[PLACE_COUNT_MAX:]))
+            stretches.append(_rest(view, base, gaps[PLACE_COUNT_MAX:]))
         if limit:
             self._cut_at = base + limit if end_of_file is None and gaps and gaps[-1][1] == limit else -1
-        return Window(base, buffer, known, tuple(sorted(told, key=lambda stretch: stretch.offset_bytes))), limit
+        return Window(base, buffer, known, tuple(sorted(stretches, key=lambda stretch: stretch.offset_bytes))), limit
 
     def _cut(self, view: np.ndarray, known: Records, size: int) -> int:
         """Return where the next window begins if the chain does not reach the end of this one.
@@ -272,8 +272,8 @@ class _Scan:
                     if _holds(view, start, stop):
                         places.append((start + HEADER_SIZE, stop))
                         done = stop
-        found = self._check(view, places)
-        return found.take(self._belong(found, chained))
+        records = self._check(view, places)
+        return records.take(self._belong(records, chained))
 
     def _candidates(self, view: np.ndarray, first: int, stop: int, end: int) -> list[tuple[int, int]]:
         """Return the places in `[first, stop)` with the head of a record that fits in front of `end`, and its end."""
@@ -293,18 +293,18 @@ class _Scan:
             starts, ends = starts[plausible], ends[plausible]
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
-    def _belong(self, found: Records, chained: Records) -> np.ndarray:
+    def _belong(self, records: Records, chained: Records) -> np.ndarray:
         """Return which found records are of this channel, and between their neighbours by sequence: the data of a
         message may hold whole records, too."""
-        keep = found.readable & found.own
-        if self._kind.typed or not len(found):
+        keep = records.readable & records.own
+        if self._kind.typed or not len(records):
             return np.asarray(keep)
         chained = chained.take(chained.own)
         sequences = chained.fields[1].values.astype(np.int64)
-        after = np.searchsorted(chained.starts, found.starts)
+        after = np.searchsorted(chained.starts, records.starts)
         low = np.concatenate(([self._last_sequence], np.maximum.accumulate(sequences)))[after]
         high = np.concatenate((sequences, [SEQUENCE_MAX + 1]))[after]
-        own = found.fields[1].values.astype(np.int64)
+        own = records.fields[1].values.astype(np.int64)
         keep &= (own > low) & (own < high)
         highest = np.maximum.accumulate(np.where(keep, own, 0))
         return np.asarray(keep & (own > np.concatenate(([0], highest[:-1]))))
@@ -312,14 +312,14 @@ class _Scan:
     def _resize(self, view: np.ndarray, gaps: list[tuple[int, int]]) -> Records:
         """Return the gaps that are one record each, their checksum holds for all of it, whatever size they declare."""
         places = [(first + HEADER_SIZE, end) for first, end in gaps[:PLACE_COUNT_MAX] if self._fits(first, end)]
-        found = self._check(view, [(start, end) for start, end in places if _holds(view, start - HEADER_SIZE, end)])
-        return found.take(found.good & found.readable)
+        records = self._check(view, [(start, end) for start, end in places if _holds(view, start - HEADER_SIZE, end)])
+        return records.take(records.good & records.readable)
 
     def _span(self, view: np.ndarray, base: int, gaps: list[tuple[int, int]], limit: int) -> Records:
         """Return the gaps that can be read as one record each, suspects; not what the file or a window cuts off."""
         whole = [(first, end) for first, end in gaps if end != limit and base + first != self._cut_at]
-        found = self._check(view, [(first + HEADER_SIZE, end) for first, end in whole if self._fits(first, end)])
-        return found.take(found.readable & found.own)
+        records = self._check(view, [(first + HEADER_SIZE, end) for first, end in whole if self._fits(first, end)])
+        return records.take(records.readable & records.own)
 
     def _fits(self, first: int, end: int) -> bool:
         return PAYLOAD_SIZE_MIN <= end - first - HEADER_SIZE <= self._kind.payload_size_max
@@ -369,7 +369,7 @@ def _checksum_reason(record: memoryview) -> str:
 
 
 def _rest(view: np.ndarray, base: int, gaps: list[tuple[int, int]]) -> Stretch:
-    """Return gaps together that are not told one by one; whether there are records in them was not looked at."""
+    """Return gaps together that are not reported one by one; whether there are records in them was not looked at."""
     first, end = gaps[0][0], gaps[-1][1]
     reason = "bytes that are no record, and in which none was searched for"
     return Stretch(base + first, base + end, Cause.BAD, reason, b"", places=len(gaps))

@@ -171,7 +171,7 @@ def _refuse_encrypted(channel: ChannelDirectory, file: SliceFile, files: Files) 
             refuse_encrypted(channel.name, file.path, window)
     except OSError as error:
         raise_if_of_process(error)
-        return  # told when the slice is read for its messages
+        return  # reported when the slice is read for its messages
 
 
 class _Look:

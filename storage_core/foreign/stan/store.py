@@ -30,9 +30,9 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
         files: Files = OS_FILES,
     ) -> None:
         self.truncate_bad_eof, self._no_crc = truncate_bad_eof, no_crc
-        found = find_channels(paths, files)
-        self.roots = found.roots  # directories of stores, absolute
-        super().__init__(paths, files, found.channels)
+        listing = find_channels(paths, files)
+        self.roots = listing.roots  # directories of stores, absolute
+        super().__init__(paths, files, listing.channels)
 
     def cluster_id(self, root: str) -> str:
         """Return the name of the cluster of one of the `roots`.
@@ -52,16 +52,16 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
             return [
                 note_damage(LAYOUT, "", directory.name, directory.path, note) for note in self._state(directory).notes
             ]
-        except StorageError:  # told where its messages are asked for
+        except StorageError:  # reported where its messages are asked for
             return []
 
     def _consumers(
         self, directory: ChannelDirectory, on_damage: Callable[[ForeignDamage], None] | None
     ) -> list[ForeignConsumer]:
-        found = replay_subscriptions(
+        subscriptions = replay_subscriptions(
             directory.subscriptions_path, directory.name, self._replay(), on_damage, self._files
         )
-        return [as_consumer(each, directory.subscriptions_path) for each in found]
+        return [as_consumer(each, directory.subscriptions_path) for each in subscriptions]
 
     def _describe(self, directory: ChannelDirectory) -> ForeignStream:
         state, problem, encrypted = None, "", False
@@ -90,13 +90,13 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
     def _slices(
         self, directory: ChannelDirectory, first: int | None = None, end: int | None = None
     ) -> list[ForeignSlice]:
-        found = []
+        slices = []
         for state in self._state(directory).slices:
             low = state.first if first is None else max(state.first, first)
             high = state.end if end is None else min(state.end, end)
             if low < high:
-                found.append(self._slice(directory.name, state, low, high))
-        return found
+                slices.append(self._slice(directory.name, state, low, high))
+        return slices
 
     def _slice(self, stream: str, state: SliceState, first: int, end: int) -> ForeignSlice:
         row_count = min(end - first, state.row_count)

@@ -172,8 +172,8 @@ def _replayed(
             for stretch in stretches:
                 if stretch not in zeros:
                     goes_on = stretch.offset_bytes < end and stretch.cause in (Cause.END, Cause.PADDING)
-                    told = replace(stretch, cause=Cause.BAD) if goes_on else stretch
-                    _tell(_damage(path, stream, kind, told, options), on_damage)
+                    reported = replace(stretch, cause=Cause.BAD) if goes_on else stretch
+                    _tell(_damage(path, stream, kind, reported, options), on_damage)
             bad = np.flatnonzero(~records.good)
             for row in bad[:PLACE_COUNT_MAX].tolist():
                 stretch = window.suspect(row, row + 1)
@@ -228,8 +228,8 @@ def _tell(damage: ForeignDamage, on_damage: OnDamage | None) -> None:
     if on_damage is not None:
         on_damage(damage)
     elif not damage.allowed:
-        told = f"{damage.reason}\n{damage.record}"
-        raise CorruptRecordError(damage.file, damage.offset_bytes, told, file=damage.file)
+        text = f"{damage.reason}\n{damage.record}"
+        raise CorruptRecordError(damage.file, damage.offset_bytes, text, file=damage.file)
 
 
 def _payload(window: Window, records: Records, row: int) -> bytes:

@@ -5,7 +5,7 @@
     3  the manifest, durable: the state as of one index, and which file is which block
     4  the mark is taken away; only now is there a backup
 
-What is in it is settled by one view at the beginning: blocks never change, and those that are removed meanwhile stay on
+What is in it is decided by one view at the beginning: blocks never change, and those that are removed meanwhile stay on
 the volumes for deleted_block_retention. No lock of the store is held. An interrupted backup is gone on with by making
 it again: it is then one of that time, and blocks that are there and whole are not copied again.
 """
@@ -34,6 +34,7 @@ from storage_core.files import write_durably
 from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
 from storage_core.os_errors import raise_if_of_process
+from storage_core.paths import is_in_object_store
 from storage_core.quantities import rfc3339
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup_format import Backup, BackupBlocks, Manifest
@@ -69,7 +70,7 @@ def backup(
         _make_directory(path, state.settings.is_shared, env)
         with locks.hold(env.files, [path], 1, 0.0):
             _check_empty_or_unfinished(path, state.store_id, env)  # another process may have been faster
-            with translated(f"{path}: the backup is unfinished, make it again to go on with it"):
+            with translated(f"{path}: the backup is unfinished, repeat the command to resume it"):
                 numbers, copied = _Work(store, path, state).fill(progress)
                 made_ns, host, encoded = env.now_ns(), socket.gethostname(), encode_state(state)
                 made = _finish(Manifest(made_ns, view.index, host, streams is None, numbers, encoded), path, env)
@@ -90,28 +91,30 @@ def stream_summary(state: StreamState) -> dict[str, Any]:
     }
 
 
-def describe(found: Backup) -> dict[str, Any]:
+def describe(opened_backup: Backup) -> dict[str, Any]:
     """Return what there is to know about a backup, for JSON."""
-    manifest, state = found.manifest, found.state
+    manifest, state = opened_backup.manifest, opened_backup.state
     streams = [stream_summary(stream) for stream in sorted(state.streams.values(), key=lambda stream: stream.name)]
     sizes = [int(stream.blocks.rows["file_size"].sum()) for stream in state.streams.values()]
     return {
-        "directory": str(found.directory),
+        "directory": str(opened_backup.directory),
         "store_id": state.store_id.hex(),
         "time": rfc3339(manifest.made_ns),
         "index": manifest.index,
         "whole_store": manifest.is_whole,
-        "blocks": len(found.numbers),
+        "blocks": len(opened_backup.numbers),
         "file_size": sum(sizes),
         "streams": streams,
     }
 
 
 def absolute(directory: PathLike) -> Path:
-    """Return where a backup is. Raises ValueError for no name at all."""
+    """Return where a backup is. Raises ValueError for what names no place on a disk."""
     text = os.fspath(directory)
     if not text or "\0" in text:
         raise ValueError(f"directory of a backup: {text!r} is no path")
+    if is_in_object_store(text):
+        raise ValueError(f"directory of a backup: {text!r} is in an object store; a backup is a directory of a disk")
     return Path(os.path.realpath(os.path.expanduser(text)))
 
 
@@ -222,19 +225,19 @@ class _Work:
     def fill(self, progress: Progress | None) -> tuple[bytes, int]:
         """Copy what is not there yet; return the numbers of all blocks, and how many were copied."""
         self._begin()
-        there = self._found_before()
+        numbers = self._found_before()
         planned = list(self._plan())
         rows = np.zeros(len(planned), layout.NUMBER_DTYPE)
-        copied, taken, number = 0, set(there.values()), 0
+        copied, taken, number = 0, set(numbers.values()), 0
         for at, plan in enumerate(planned):
             if progress is not None:
                 progress(at, len(planned))
-            block_id, found = plan.block.block_id, there.get(plan.block.block_id)
-            if found is None:
+            block_id, former = plan.block.block_id, numbers.get(plan.block.block_id)
+            if former is None:
                 number = next(free for free in range(number + 1, layout.NUMBER_MAX + 1) if free not in taken)
-            self._numbers[block_id] = number if found is None else found
+            self._numbers[block_id] = number if former is None else former
             rows[at] = (block_id, self._numbers[block_id])
-            if found is None or copies.look(plan.block, self._blocks, plan.stream):
+            if former is None or copies.look(plan.block, self._blocks, plan.stream):
                 self._copy(plan.block, plan)
                 copied += 1
         if progress is not None:
@@ -268,16 +271,16 @@ class _Work:
     def _found_before(self) -> dict[bytes, int]:
         """Return the blocks of this backup that an earlier attempt named; what else it left is taken away."""
         wanted = {bytes(row) for stream in self._state.streams.values() for row in stream.blocks.rows["block_id"]}
-        found: dict[bytes, int] = {}
+        numbers: dict[bytes, int] = {}
         for name in sorted(self._env.files.list_directory(self._path)):
             number, path = layout.block_number(name), self._path / name
             block_id = _block_id(path, self._env) if number is not None else None
-            if number is not None and block_id in wanted and block_id not in found:
+            if number is not None and block_id in wanted and block_id not in numbers:
                 assert block_id is not None
-                found[block_id] = number
+                numbers[block_id] = number
             elif name not in (locks.FILE_NAME, layout.UNFINISHED):
                 self._env.files.unlink(path)
-        return found
+        return numbers
 
     def _copy(self, block: LiveBlock, planned: _Planned) -> None:
         """Put a block together in the backup, durably, and read it again from the disk."""
@@ -292,12 +295,12 @@ class _Work:
         if stream is None or block.block_id not in {bytes(row) for row in stream.blocks.rows["block_id"]}:
             raise StalePlanError(
                 f"{where} were removed or merged while the backup was made, and their block is not kept any more; "
-                "make it again to go on"
+                "repeat the command to resume it"
             )
-        reasons = "; ".join([*(other.reason for other in wrong), *made.unread]) or "no copy of the block is whole"
+        reasons = "; ".join([*(problem.reason for problem in wrong), *made.unread]) or "no copy of the block is whole"
         raise DataLossError(
-            f"{where} cannot be backed up: {reasons} (block {block.block_id.hex()}); `jstream repair` mends what "
-            "can be mended and says what is lost, then make the backup again to go on with it"
+            f"{where} cannot be backed up: {reasons} (block {block.block_id.hex()}); `jstream repair` repairs what "
+            "can be repaired and says what is lost, then make the backup again to resume it"
         )
 
 
@@ -347,20 +350,22 @@ def open_backup(directory: PathLike, env: Environment) -> Backup:
             raise NotAStoreError(f"{path} does not exist or is not a directory")
         names = env.files.list_directory(path)
         if layout.UNFINISHED in names:
-            raise NotAStoreError(f"{path} holds an unfinished backup; make it again to go on with it")
+            raise NotAStoreError(f"{path} holds an unfinished backup; repeat the command to resume it")
         if layout.MANIFEST not in names:
-            what = "is a volume of a store" if identity.FILE_NAME in names else f"has no {layout.MANIFEST}"
-            raise NotAStoreError(f"{path} holds no backup: it {what}")
+            problem = "is a volume of a store" if identity.FILE_NAME in names else f"has no {layout.MANIFEST}"
+            raise NotAStoreError(f"{path} holds no backup: it {problem}")
         return read_manifest(path, env)
 
 
-def selected(found: Backup, names: Sequence[str]) -> list[StreamState]:
+def selected(opened_backup: Backup, names: Sequence[str]) -> list[StreamState]:
     """Return these streams of a backup. Raises NotFoundError for one that is not in it."""
     chosen = []
     for name in names:
-        stream = found.state.stream(name)
+        stream = opened_backup.state.stream(name)
         if stream is None:
-            names_there = sorted(stream.name for stream in found.state.streams.values())
-            raise NotFoundError(f"no stream {name!r} in the backup {found.directory}{instead(name, names_there)}")
+            names_there = sorted(stream.name for stream in opened_backup.state.streams.values())
+            raise NotFoundError(
+                f"no stream {name!r} in the backup {opened_backup.directory}{instead(name, names_there)}"
+            )
         chosen.append(stream)
     return chosen

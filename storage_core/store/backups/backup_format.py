@@ -15,10 +15,9 @@ from struct import Struct
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 
 from storage_core.bounded import decode
-from storage_core.checksum import CRC_SIZE, add_crc, crc_is_good
+from storage_core.checksum import CRC_SIZE, add_crc, crc32c, crc_is_good
 from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError
 from storage_core.file_kinds import BACKUP_MANIFEST
 from storage_core.files import Files

@@ -72,13 +72,13 @@ def restore_store(
     """
     paths = [real_place(path) for path in check_volumes_apart(resolve_paths(volumes))]
     is_remote = is_in_object_store(paths[0])
-    found = open_backup(directory, env)
+    backup = open_backup(directory, env)
     creation.check_count(paths)
     for path in () if is_remote else paths:
-        check_apart(found.directory, path)
+        check_apart(backup.directory, path)
     finished = None if is_remote else _finish_or_clear(paths, env)
     if finished is None:
-        made = _make(paths, found, progress, env)
+        made = _make(paths, backup, progress, env)
     else:
         made = finished
     store = OpenStore(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
@@ -87,18 +87,18 @@ def restore_store(
             pass
     except StorageError as error:
         logger.warning("%s: restored, but not written yet: %s", store.label, error)
-    return Restored(store.metadata, _report(found, store, finished is not None))
+    return Restored(store.metadata, _report(backup, store, finished is not None))
 
 
-def _report(found: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
+def _report(backup: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
     state = store.state()
     streams = []
-    for described in describe(found)["streams"]:
+    for described in describe(backup)["streams"]:
         now = state.stream(described["name"])
         replicas = now.config.num_replicas if now is not None else 0
         streams.append({**described, "num_replicas": replicas, "num_replicas_before": described["num_replicas"]})
     volumes = [{"name": volume.name, "path": str(volume.path)} for volume in store.volumes()]
-    return {**describe(found), "streams": streams, "volumes": volumes, "finished": finished}
+    return {**describe(backup), "streams": streams, "volumes": volumes, "finished": finished}
 
 
 # --- checking
@@ -119,14 +119,14 @@ class Progressing:
                 self._report(self._done, self._total)
 
 
-def check_files(found: Backup, streams: Sequence[StreamState], progress: Progressing, env: Environment) -> None:
+def check_files(backup: Backup, streams: Sequence[StreamState], progress: Progressing, env: Environment) -> None:
     """Read every block of these streams to the last bit. Raises CorruptionError, which names the first that is bad.
 
     Whoever wrote the blocks may have written the manifest, too, so it proves nothing about what is in them.
     """
-    blocks = found.files(env.files)
+    blocks = backup.files(env.files)
     for stream in streams:
-        for block, row in zip(live_blocks(found.state, stream), stream.blocks.rows, strict=True):
+        for block, row in zip(live_blocks(backup.state, stream), stream.blocks.rows, strict=True):
             wrong = copies.look(block, blocks, stream, row=row)
             progress.step()
             if wrong:
@@ -168,20 +168,20 @@ def _check_empty(paths: Sequence[Path], env: Environment) -> None:
 # --- making
 
 
-def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: Environment) -> list[Volume]:
+def _make(paths: Sequence[Path], backup: Backup, progress: Progress | None, env: Environment) -> list[Volume]:
     """Check the backup, then make the volumes of it."""
-    made_ns, store_id = env.now_ns(), found.state.store_id
+    made_ns, store_id = env.now_ns(), backup.state.store_id
     identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made_ns) for _ in paths]
     volumes = [
         Volume(identity.volume_id, path, identity, files=env.files)
         for identity, path in zip(identities, paths, strict=True)
     ]
-    state = _state_on(volumes, found, env)
-    streams = list(found.state.streams.values())
+    state = _state_on(volumes, backup, env)
+    streams = list(backup.state.streams.values())
     copy_count = sum(len(stream.blocks) * len(stream.placement) for stream in state.streams.values())
-    counter = Progressing(progress, len(found.numbers) + copy_count)
-    check_files(found, streams, counter, env)
-    content = _Content(found, state, counter, env)
+    counter = Progressing(progress, len(backup.numbers) + copy_count)
+    check_files(backup, streams, counter, env)
+    content = _Content(backup, state, counter, env)
     first = creation.first_entry_of(state, env)
     if volumes[0].is_remote:
         creation.fill_prefixes(volumes, first, env, RESTORING, content.write)
@@ -199,7 +199,7 @@ def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: 
 class _Content:
     """What is on the volumes besides their logs and identities."""
 
-    found: Backup
+    backup: Backup
     state: StoreState  # as restored
     progress: Progressing
     env: Environment
@@ -221,13 +221,13 @@ class _Content:
                 raise outcome
 
     def _write_one(self, volume: Volume) -> None:
-        files, source = self.env.files, self.found.files(self.env.files)
+        files, source = self.env.files, self.backup.files(self.env.files)
         files.make_directory(volume.path / STREAMS)
         streams = [stream for stream in self.state.streams.values() if volume.volume_id in stream.placement]
         volume.blocks.prepare(incarnation for stream in streams for incarnation in stream.incarnations)
         files.sync_directory(volume.path)
         for stream in streams:
-            for block in live_blocks(self.found.state, stream):
+            for block in live_blocks(self.backup.state, stream):
                 if self.progress.is_stopped:
                     return
                 made = copies.copy_block(block, [source], volume.blocks)
@@ -240,7 +240,7 @@ class _Content:
                 self.progress.step()
 
 
-def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> StoreState:
+def _state_on(volumes: Sequence[Volume], backup: Backup, env: Environment) -> StoreState:
     """Return the state of a backup as that of a store on these volumes."""
     places, now_ns = recorded_paths(volumes), env.now_ns()
     voters = tuple(
@@ -248,8 +248,8 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
         for volume in volumes
         if volume.identity is not None
     )
-    manifest, state = found.manifest, found.state
-    reason = f"from {found.directory}, made at {rfc3339(manifest.made_ns)} at index {manifest.index}"
+    manifest, state = backup.manifest, backup.state
+    reason = f"from {backup.directory}, made at {rfc3339(manifest.made_ns)} at index {manifest.index}"
     event = Event("restored", after=f"{len(state.streams)} streams", reason=reason, time_ns=now_ns)
     old, kept = [voter.volume_id for voter in state.voters], dict.fromkeys((volume.volume_id for volume in volumes), 0)
     streams = {}
@@ -293,6 +293,6 @@ def _placement(stream: StreamState, old: Sequence[bytes], kept: Mapping[bytes, i
     wanted = min(stream.config.num_replicas, len(new))
     wanted -= 1 - wanted % 2
     same = [new[old.index(volume_id) % len(new)] for volume_id in stream.placement if volume_id in old]
-    rest = sorted(new, key=lambda volume_id: kept[volume_id])
-    chosen = list(dict.fromkeys([*same, *rest]))[:wanted]
+    emptiest = sorted(new, key=lambda volume_id: kept[volume_id])
+    chosen = list(dict.fromkeys([*same, *emptiest]))[:wanted]
     return tuple(volume_id for volume_id in new if volume_id in chosen)

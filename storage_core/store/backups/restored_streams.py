@@ -74,26 +74,26 @@ def restore_streams(
     what was restored. Raises NotFoundError, AlreadyExistsError, ValueError (a name), CorruptionError (the backup is
     damaged), NoQuorumError, DiskFullError, OutcomeUnknownError; unless it is the last, the store is as before.
     """
-    env, found = store.environment, open_backup(directory, store.environment)
+    env, backup = store.environment, open_backup(directory, store.environment)
     chosen = selected(
-        found, sorted(stream.name for stream in found.state.streams.values()) if streams is None else streams
+        backup, sorted(stream.name for stream in backup.state.streams.values()) if streams is None else streams
     )
     names = _names(chosen, as_names or {})
     _check_free(store.state(), names)
     counter = Progressing(progress, 2 * sum(len(stream.blocks) for stream in chosen))
-    check_files(found, chosen, counter, env)
+    check_files(backup, chosen, counter, env)
     with translated(store.label):
         with store.session() as session:
             targets = _prepare(store, session, chosen, names, env)
             volumes = session.volumes
-        backed_up = found.files(env.files)
+        backed_up = backup.files(env.files)
 
         def open_block(block: LiveBlock) -> File:
             return backed_up.open(block.written_as, block.block_id)
 
         writings = [
             Writing(
-                found.state, open_block, stream, target, placement.write_volumes(session.state, target, volumes), env
+                backup.state, open_block, stream, target, placement.write_volumes(session.state, target, volumes), env
             )
             for stream, target in zip(chosen, targets, strict=True)
         ]
@@ -102,14 +102,14 @@ def restore_streams(
                 writing.write(session.state.store_id, counter)
             with store.session() as session:
                 made = [writing.finished(session) for writing in writings]
-                session.propose(_command(found, made))
+                session.propose(_command(backup, made))
         except OutcomeUnknownError:
             raise  # the streams may be there: their blocks stay
         except (Exception, KeyboardInterrupt):
             for writing in writings:
                 writing.discard()
             raise
-    return _report(store, found, chosen, names)
+    return _report(store, backup, chosen, names)
 
 
 def _names(chosen: Sequence[StreamState], as_names: Mapping[str, str]) -> list[str]:
@@ -120,7 +120,7 @@ def _names(chosen: Sequence[StreamState], as_names: Mapping[str, str]) -> list[s
     names = [as_names.get(stream.name, stream.name) for stream in chosen]
     for name in names:
         if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-            raise ValueError(f"as_names: {name!r} is no name of a stream; taken are 1 to 128 of A-Z a-z 0-9 _ -")
+            raise ValueError(f"as_names: {name!r} is no name of a stream; valid names are 1 to 128 of A-Z a-z 0-9 _ -")
     if len({name.casefold() for name in names}) < len(names):
         raise ValueError(f"as_names: two streams cannot have one name: {', '.join(names)}")
     return names
@@ -128,10 +128,10 @@ def _names(chosen: Sequence[StreamState], as_names: Mapping[str, str]) -> list[s
 
 def _check_free(state: StoreState, names: Sequence[str]) -> None:
     for name in names:
-        there = state.streams.get(name.casefold())
-        if there is not None:
+        existing = state.streams.get(name.casefold())
+        if existing is not None:
             raise AlreadyExistsError(
-                f"stream {there.name!r} exists: restore it under another name (--as), or delete this one first"
+                f"stream {existing.name!r} exists: restore it under another name (--as), or delete this one first"
             )
 
 
@@ -169,8 +169,8 @@ def renamed(stream: StreamState, name: str, incarnation: bytes, placed: tuple[by
     )
 
 
-def _command(found: Backup, made: Sequence[StreamState]) -> RestoreStreams:
-    reason = f"from {found.directory}, made at {rfc3339(found.manifest.made_ns)} at index {found.manifest.index}"
+def _command(backup: Backup, made: Sequence[StreamState]) -> RestoreStreams:
+    reason = f"from {backup.directory}, made at {rfc3339(backup.manifest.made_ns)} at index {backup.manifest.index}"
     events = tuple(
         Event("restored", stream.name, after=f"{stream.message_count} messages", reason=reason) for stream in made
     )  # fmt: skip
@@ -183,7 +183,7 @@ def _command(found: Backup, made: Sequence[StreamState]) -> RestoreStreams:
     return command
 
 
-def _report(store: OpenStore, found: Backup, chosen: Sequence[StreamState], names: Sequence[str]) -> dict[str, Any]:
+def _report(store: OpenStore, backup: Backup, chosen: Sequence[StreamState], names: Sequence[str]) -> dict[str, Any]:
     state = store.state()
     streams = []
     for before, name in zip(chosen, names, strict=True):
@@ -199,10 +199,10 @@ def _report(store: OpenStore, found: Backup, chosen: Sequence[StreamState], name
             }
         )
     return {
-        "directory": str(found.directory),
+        "directory": str(backup.directory),
         "store_id": state.store_id.hex(),
-        "time": rfc3339(found.manifest.made_ns),
-        "index": found.manifest.index,
+        "time": rfc3339(backup.manifest.made_ns),
+        "index": backup.manifest.index,
         "streams": streams,
     }
 
@@ -390,6 +390,6 @@ def _hashes_of(relative: np.ndarray, hashed: np.ndarray, hashes: np.ndarray) -> 
     if not len(hashed):
         return None
     at = np.minimum(np.searchsorted(hashed, relative), len(hashed) - 1)
-    found = hashes[at]
-    found[hashed[at] != relative] = 0
-    return found
+    row_hashes = hashes[at]
+    row_hashes[hashed[at] != relative] = 0
+    return row_hashes

@@ -48,9 +48,9 @@ def sequence_set(sequences: object) -> SequenceSet:
     if isinstance(sequences, range) and sequences.step == 1:
         if not sequences:
             return SequenceSet.empty()
-        for one in (sequences.start, sequences.stop - 1):
-            if not 1 <= one <= SEQUENCE_MAX:
-                raise ValueError(f"sequences: {one} is not a sequence; they are 1 to {SEQUENCE_MAX}")
+        for sequence in (sequences.start, sequences.stop - 1):
+            if not 1 <= sequence <= SEQUENCE_MAX:
+                raise ValueError(f"sequences: {sequence} is not a sequence; they are 1 to {SEQUENCE_MAX}")
         return SequenceSet.from_ranges([(sequences.start, sequences.stop)])
     if isinstance(sequences, np.ndarray):
         if sequences.size and sequences.dtype.kind == "u" and sequences.max() > SEQUENCE_MAX:
@@ -59,8 +59,14 @@ def sequence_set(sequences: object) -> SequenceSet:
             raise ValueError("sequences: the array holds what is no sequence; they are whole numbers from 1 on")
         return SequenceSet.from_sequences(sequences)
     listed: list[Any] = list(sequences) if isinstance(sequences, Iterable) else [sequences]
-    listed = [one.as_py() if isinstance(one, pa.Scalar) else one for one in listed]
-    for one in listed:
-        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or not 1 <= one <= SEQUENCE_MAX:
-            raise ValueError(f"sequences: {one!r} is not a sequence; they are whole numbers from 1 to {SEQUENCE_MAX}")
+    listed = [value.as_py() if isinstance(value, pa.Scalar) else value for value in listed]
+    for sequence in listed:
+        if (
+            isinstance(sequence, bool)
+            or not isinstance(sequence, (int, np.integer))
+            or not 1 <= sequence <= SEQUENCE_MAX
+        ):
+            raise ValueError(
+                f"sequences: {sequence!r} is not a sequence; they are whole numbers from 1 to {SEQUENCE_MAX}"
+            )
     return SequenceSet.from_sequences(listed)

@@ -4,22 +4,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pyarrow as pa
 
-from storage_core import notebook
 from storage_core.errors import (
-    ConsumerNotFoundError,
     DataLossError,
-    DiskFullError,
-    NoQuorumError,
-    ReadOnlyError,
-    StaleIncarnationError,
     StorageError,
-    StoreBusyError,
     UnavailableError,
-    VolumeFailedError,
 )
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
@@ -29,19 +21,15 @@ from storage_core.metadata.commands import (
     Event,
     MoveConsumer,
     PauseConsumer,
-    TellConsumer,
 )
-from storage_core.metadata.config import check_name
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.consumers import ACK, NAK, TERM, WITHHOLD, acknowledged
 from storage_core.metadata.pending import pending_set
-from storage_core.metadata.reconcile import CONTINUE, FAIL, RANGES_SHOWN, Action, Decision, says_the_same
-from storage_core.metadata.state import StoreState, StreamState
-from storage_core.quantities import rfc3339
+from storage_core.metadata.reconcile import CONTINUE, FAIL, Action
+from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store import contents, describe
-from storage_core.store.consumers import fetching
+from storage_core.store import contents
 from storage_core.store.consumers.arguments import Sequences, check_fetch, nanoseconds, sequence_set
 from storage_core.store.consumers.fetching import (
     FETCH_SCHEMA,
@@ -51,7 +39,6 @@ from storage_core.store.consumers.fetching import (
     Rows,
     Wanted,
     command_of,
-    decision_of,
     due_again,
     look_again,
     look_for,
@@ -62,11 +49,11 @@ from storage_core.store.consumers.fetching import (
     withheld_event,
     work_out,
 )
+from storage_core.store.consumers.position import ConsumerPosition, decision_of
 from storage_core.store.ensemble.session import Session
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.reading import ReadDamage
 
-_NOT_WRITABLE = (DiskFullError, NoQuorumError, ReadOnlyError, StoreBusyError, VolumeFailedError)
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
 LOOKS_MIN = 10  # of a fetch whatever its timeout, where others keep taking what it looked at: empty means nothing there
 UNREADABLE_LOOKS_MAX = 64  # reads of one look that bring nothing
@@ -119,7 +106,7 @@ def _reads_ahead(stream: StreamState, consumer: ConsumerState, sequences: Sequen
     return is_careful or (bool(sequences) and size_bound(stream, sequences) > size_max)
 
 
-class Consumer:
+class Consumer(ConsumerPosition):
     """A durable reader of a stream: what it was handed, and what it acknowledged, survives it. From `Stream.consumer`.
 
     Several processes may fetch from one consumer: they share the messages, and none is handed out twice within
@@ -127,7 +114,7 @@ class Consumer:
     """
 
     def __init__(self, store: OpenStore, incarnation: bytes, stream_name: str, name: str) -> None:
-        self._store, self._incarnation, self.stream_name, self.name = store, incarnation, stream_name, name
+        super().__init__(store, incarnation, stream_name, name)
         self._probed_to = 1  # where the last look at messages that are due again ended
 
     @classmethod
@@ -136,71 +123,6 @@ class Consumer:
         start = _start(store, stream, config)
         store.together(lambda session: session.propose(AddConsumer(stream.incarnation, config, start)))
         return cls(store, stream.incarnation, stream.name, config.name)
-
-    def __repr__(self) -> str:
-        return f"Consumer({self.name!r} of stream {self.stream_name!r} of {self._store!r})"
-
-    def _repr_html_(self) -> str:
-        return notebook.consumer_html(self.info())
-
-    def _find(self, state: StoreState) -> tuple[StreamState, ConsumerState]:
-        """Return the stream and the consumer; raises StaleIncarnationError, NotFoundError naming the nearest name."""
-        stream = state.by_incarnation(self._incarnation)
-        if stream is None:
-            raise StaleIncarnationError(
-                f"stream {self.stream_name!r} was deleted, or deleted and made again", stream=self.stream_name
-            )
-        check_name(self.name, "name of a consumer")
-        found = stream.consumers.get(self.name.casefold())
-        if found is None or found.name != self.name:
-            names = (consumer.name for consumer in stream.consumers.values())
-            raise ConsumerNotFoundError(self.stream_name, self.name, names)
-        return stream, found
-
-    def state(self) -> ConsumerState:
-        """Return the consumer's committed state."""
-        return self._find(self._store.state())[1]
-
-    @property
-    def config(self) -> ConsumerConfig:
-        return self.state().config
-
-    # --- reconciliation
-
-    def look(self) -> None:
-        """Reconcile the position with the stream, as every open does; a store that cannot be written is left alone."""
-        stream, consumer = self._find(self._store.state())
-        if decision_of(stream, consumer).is_news and not self._store.read_only:
-            try:
-                self._store.together(self._reconcile)
-            except _NOT_WRITABLE:  # the next fetch does it, or says why not
-                return
-
-    def _reconcile(self, session: Session) -> Decision:
-        """Write down what the rule decides, and return it; what was told before is not told again."""
-        stream, consumer = self._find(session.state)
-        made = decision_of(stream, consumer)
-        if not made.is_news:
-            return made
-        before = str(consumer.next_sequence - 1)
-        if made.action is Action.FAIL:
-            self._tell_failure(session, made.reason)
-            return made
-        event = Event(
-            "consumer_reconciled", stream.name, self.name, "", before, str(made.next_sequence - 1),
-            f"{made.action.value}: {made.reason}",
-        )  # fmt: skip
-        session.propose(move_of(stream, consumer, made, (event,)))
-        return made
-
-    def _tell_failure(self, session: Session, reason: str) -> None:
-        """Write down that the consumer stays where it is; not again for the same reason."""
-        stream, consumer = self._find(session.state)
-        if consumer.events and says_the_same(consumer.events[-1].reason, reason):
-            return
-        place = str(consumer.next_sequence - 1)
-        event = Event("consumer_failed", stream.name, self.name, "", place, place, reason)
-        session.propose(TellConsumer(self._incarnation, self.name, (event,)))
 
     # --- messages
 
@@ -366,17 +288,17 @@ class Consumer:
         Takes a sequence, a range, a column of a fetched table, or any iterable. With ack_policy "all" everything below
         the highest one is done as well.
         """
-        return self._settle(ACK, sequences)
+        return self._answer(ACK, sequences)
 
     def nak(self, sequences: Sequences, delay_s: float = 0) -> int:
         """Ask for these messages again, after `delay_s`; return how many of them were waited for."""
-        return self._settle(NAK, sequences, nanoseconds("delay_s", delay_s))
+        return self._answer(NAK, sequences, nanoseconds("delay_s", delay_s))
 
     def term(self, sequences: Sequences) -> int:
         """Say that these messages are given up and never to be handed out again; return how many were waited for."""
-        return self._settle(TERM, sequences)
+        return self._answer(TERM, sequences)
 
-    def _settle(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
+    def _answer(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
         meant = sequence_set(sequences)
 
         def job(session: Session) -> int:
@@ -397,14 +319,10 @@ class Consumer:
 
     # --- the consumer itself
 
-    def info(self) -> dict[str, Any]:
-        """Return configuration, state and events with the keys of the NATS JetStream API."""
-        return info_of(self._store, *self._find(self._store.state()))
-
     def reset(self, sequence: int | None = None) -> int:
         """Go on from `sequence`, or from the first message that is there and was not acknowledged; return which it is.
 
-        Whatever waited for its acknowledgement is forgotten, and what is lost counts as told.
+        Whatever waited for its acknowledgement is forgotten, and what is lost counts as reported.
         """
         if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1):
             raise ValueError(f"sequence: {sequence!r} is not a sequence; they are whole numbers from 1 on")
@@ -444,44 +362,6 @@ class Consumer:
             self._store.release(session, self._incarnation)
 
 
-def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> dict[str, Any]:
-    """Return `Consumer.info` of a consumer as it stood when this state was read."""
-    shown = stream.shown()
-    waiting, withheld = (one.intersection(shown) for one in (consumer.outstanding(), consumer.pending.withheld()))
-    delivered = consumer.next_sequence - 1
-    rows = consumer.pending.rows
-    again = pending_set(rows[rows["deliveries"] > 1]).intersection(shown)
-    now_ns = store.environment.now_ns()
-    paused_ns = consumer.by_clock(now_ns).paused_until_ns - now_ns
-    found = {
-        "stream_name": stream.name,
-        "name": consumer.name,
-        "created": rfc3339(consumer.created_ns),
-        "config": consumer.config.to_json(),
-        "delivered": {"stream_seq": delivered},
-        "ack_floor": {"stream_seq": int(waiting.starts[0]) - 1 if waiting else delivered},
-        "num_ack_pending": len(waiting) - len(withheld),
-        "num_redelivered": len(again),
-        "num_pending": fetching.count_wanted(store, stream, consumer) + len(withheld),
-        "num_skipped": consumer.skipped,
-        "num_unreadable": len(withheld),
-        "unreadable_ranges": [list(one) for one in withheld.ranges_head(RANGES_SHOWN)],
-        "paused": paused_ns > 0,
-        "pause_remaining": max(0, paused_ns),
-        "incarnation": consumer.incarnation.hex(),
-        "events": [describe.event_json(event) for event in consumer.events],
-    }
-    return notebook.Info(found, notebook.consumer_html)
-
-
-def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:
-    """Return the command that carries out a decision about the consumer, who is told of all that is lost by now."""
-    # In another lifetime of the name the same numbers are other messages.
-    is_kept = made.action is not Action.FOLLOW or any(one == consumer.incarnation for one, _ in stream.origins)
-    pending_end = made.next_sequence if is_kept else 0
-    return MoveConsumer(stream.incarnation, consumer.name, made.next_sequence, pending_end, events)
-
-
 def _start(store: OpenStore, stream: StreamState, config: ConsumerConfig) -> int:
     """Return the sequence with which a new consumer begins."""
     first, end = stream.first_sequence, stream.next_sequence
@@ -489,8 +369,8 @@ def _start(store: OpenStore, stream: StreamState, config: ConsumerConfig) -> int
         return end
     if config.deliver_policy == "last":
         filters = config.filter_subjects or (">",)
-        found = [contents.last_sequence_of(store, stream, one) for one in filters]
-        return max((one for one in found if one is not None), default=end)
+        last_sequences = [contents.last_sequence_of(store, stream, subject_filter) for subject_filter in filters]
+        return max((sequence for sequence in last_sequences if sequence is not None), default=end)
     if config.deliver_policy == "by_start_time":
         return contents.first_at_time(store, stream, config.start_time_ns) or end
     if config.deliver_policy == "by_start_sequence":

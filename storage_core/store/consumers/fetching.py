@@ -28,17 +28,16 @@ from storage_core.block.sizing import message_sizes
 from storage_core.metadata.commands import Deliver, Event
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumer_state import ConsumerState
-from storage_core.metadata.consumers import position_of
 from storage_core.metadata.pending import pending_set
-from storage_core.metadata.reconcile import FAIL, Decision, decide, facts_of
+from storage_core.metadata.reconcile import FAIL
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store import contents
 from storage_core.store.consumers.arguments import MESSAGE_COUNT_MAX
-from storage_core.store.consumers.remembered import Remembered
+from storage_core.store.consumers.position import remedy
 from storage_core.store.opened import OpenStore
-from storage_core.store.reading.plan import BlockSlice, ReadRequest
+from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
 
 FETCH_SCHEMA = READ_SCHEMA.append(pa.field("delivery_count", pa.int64(), nullable=False))
@@ -46,24 +45,8 @@ CAPPED = b"jstream.capped"  # key of a fetched table's metadata: what kept more 
 NOTHING = SequenceSet.empty()
 PROBED_SLICES_MAX = 1024  # blocks that one look asks for messages that are due again
 EVENT_REASONS_MAX = 5
-# How many messages of a block some filters take, and the first of them.
-_WANTED: Remembered[tuple[bytes, int, int, int, bytes, tuple[str, ...]], tuple[int, int]] = Remembered(65_536)
 FETCH_SIZE_MAX = 256 << 20  # message bytes of one fetch, unless it names another bound
 APART = 65_536  # sequences: messages further apart are read one by one, and not with all that lies between
-
-
-def decision_of(stream: StreamState, consumer: ConsumerState, policy: str | None = None) -> Decision:
-    """Return what reconciliation says of the consumer, by its own policy unless another one is named."""
-    policy = policy or consumer.config.on_data_loss
-    return decide(position_of(consumer), facts_of(stream), consumer.told, policy, remedy(stream.name, consumer.name))
-
-
-def remedy(stream: str, consumer: str) -> str:
-    """Return what somebody can do about a consumer that fails."""
-    return (
-        f"`jstream consumer reset {stream} {consumer} --execute`, or `consumer.reset()` in Python, goes on from there; "
-        "with on_data_loss='continue' a consumer goes on by itself"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +95,7 @@ def due_again(stream: StreamState, consumer: ConsumerState, now_ns: int) -> Sequ
     if consumer.paused_until_ns > now_ns or not consumer.pending:
         return NOTHING
     due = consumer.pending.due(now_ns)
-    return pending_set(due[~_spent(due, consumer)]).difference(_gone(stream, consumer))
+    return pending_set(due[~_spent(due, consumer)]).difference(_removed_pending(stream, consumer))
 
 
 def _spent(due: np.ndarray, consumer: ConsumerState) -> np.ndarray:
@@ -122,7 +105,7 @@ def _spent(due: np.ndarray, consumer: ConsumerState) -> np.ndarray:
     return spent
 
 
-def _gone(stream: StreamState, consumer: ConsumerState) -> SequenceSet:
+def _removed_pending(stream: StreamState, consumer: ConsumerState) -> SequenceSet:
     """Return the messages that wait and are not shown any more."""
     pending, first, end = consumer.pending, consumer.pending.first_sequence, consumer.next_sequence
     if not pending:
@@ -152,10 +135,10 @@ def work_out(
     if consumer.paused_until_ns > now_ns:
         return Handout(NOTHING, NOTHING, consumer.next_sequence, NOTHING, NOTHING, is_clock_behind=is_behind)
     due, withheld = pending.due(now_ns), pending.withheld()
-    spent, gone = _spent(due, consumer), _gone(stream, consumer)
-    exhausted = pending_set(due[spent]).difference(gone)
-    dropped = gone.union(exhausted).union(probe.unwanted.intersection(withheld))
-    again = pending_set(due[~spent]).difference(gone).intersection(probe.readable)
+    spent, removed = _spent(due, consumer), _removed_pending(stream, consumer)
+    exhausted = pending_set(due[spent]).difference(removed)
+    dropped = removed.union(exhausted).union(probe.unwanted.intersection(withheld))
+    again = pending_set(due[~spent]).difference(removed).intersection(probe.readable)
     room_max = MESSAGE_COUNT_MAX
     if config.ack_policy != "none":
         waiting = pending.handed_out_count - len(dropped.difference(withheld))
@@ -195,15 +178,15 @@ def look_again(
     damage: list[ReadDamage] = []
     looked: list[tuple[int, int]] = []
     for first, end in (*_stretches(due.clip(start, SEQUENCE_MAX)), *_stretches(due.clip(1, start))):
-        for one in contents.slices(store, stream, ReadRequest((stream.name,), {stream.name: (first, end)})):
+        for block_slice in contents.slices(store, stream, ReadRequest((stream.name,), {stream.name: (first, end)})):
             options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_loss=REPORT)
-            for batch in read_slices([one], options, damage.append, store.environment):
-                found = batch.column("sequence").to_numpy()
-                parts.append(found[due.mask(found)])
+            for batch in read_slices([block_slice], options, damage.append, store.environment):
+                sequences = batch.column("sequence").to_numpy()
+                parts.append(sequences[due.mask(sequences)])
                 readable += len(parts[-1])
-            looked.append((one.first, one.end))
+            looked.append((block_slice.first, block_slice.end))
             if readable >= count_max or len(looked) >= PROBED_SLICES_MAX:
-                return _probed(due, looked, parts, damage), one.end
+                return _probed(due, looked, parts, damage), block_slice.end
     return _probed(due, looked, parts, damage), 1
 
 
@@ -217,7 +200,7 @@ def _probed(
 
 def _missed(damage: Sequence[ReadDamage]) -> SequenceSet:
     """Return what no copy gave."""
-    return SequenceSet.from_ranges((one.first, one.end) for one in damage if not one.served)
+    return SequenceSet.from_ranges((loss.first, loss.end) for loss in damage if not loss.served)
 
 
 def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
@@ -233,17 +216,17 @@ def look_for(store: OpenStore, stream: StreamState, consumer: ConsumerState, cou
     start, end = consumer.next_sequence, stream.next_sequence
     damage: list[ReadDamage] = []
     parts: list[np.ndarray] = []
-    found = 0
+    count = 0
     for batch in _read(store, stream, consumer, start, end, ("sequence",), damage):
         parts.append(batch.column("sequence").to_numpy())
-        found += batch.num_rows
-        if found > count_max:
+        count += batch.num_rows
+        if count > count_max:
             break
     sequences = np.concatenate(parts)[: count_max + 1] if parts else np.empty(0, np.int64)
     if len(sequences) > count_max:
         sequences, end = sequences[:count_max], int(sequences[count_max])
     if damage and consumer.config.on_data_loss == FAIL:
-        end = min(end, max(start, min(one.first for one in damage)))
+        end = min(end, max(start, min(loss.first for loss in damage)))
         sequences = sequences[sequences < end]
     missed = stream.removed.left_of(_missed(damage).clip(max(start, stream.low_watermark), end))
     return Wanted(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
@@ -265,55 +248,6 @@ def done_by(store: OpenStore, stream: StreamState, consumer: ConsumerState, end:
     return SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts]))
 
 
-def count_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int:
-    """Return how many messages there are that were never handed out.
-
-    With a filter they are counted by reading, each block once in this process as long as it shows the same messages.
-    What cannot be read now counts as wanted.
-    """
-    start, end = max(consumer.next_sequence, stream.low_watermark), stream.next_sequence
-    if not consumer.config.filter_subjects:
-        return max(0, end - start) - stream.removed.count_in(start, end)
-    return sum(count for count, _ in _wanted_by_block(store, stream, consumer))
-
-
-def first_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int | None:
-    """Return the first message that is there, was never handed out and can be read; found as `count_wanted` counts."""
-    if not consumer.config.filter_subjects:
-        ahead = stream.shown_head(consumer.next_sequence, 1)
-        return int(ahead.starts[0]) if ahead else None
-    return next((first for _, first in _wanted_by_block(store, stream, consumer) if first), None)
-
-
-def _wanted_by_block(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> Iterator[tuple[int, int]]:
-    filters = consumer.config.filter_subjects
-    start, end = max(consumer.next_sequence, stream.low_watermark), stream.next_sequence
-    request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=filters)
-    for block in contents.slices(store, stream, request):
-        yield _wanted_in(store, block, filters)
-
-
-def _wanted_in(store: OpenStore, block: BlockSlice, filters: tuple[str, ...]) -> tuple[int, int]:
-    """Return how many messages of a slice the filters take, and the first of them, 0 if there is none.
-
-    A block never changes, so the answer is remembered.
-    """
-    key = (block.digest, block.block_first, block.first, block.end, block.removed, filters)
-    known = _WANTED.get(key)
-    if known is not None:
-        return known
-    damage: list[ReadDamage] = []
-    options = ReadOptions(("sequence",), filters, on_loss=REPORT)
-    count = first = 0
-    for batch in read_slices([block], options, damage.append, store.environment):
-        if batch.num_rows and not count:
-            first = batch.column("sequence")[0].as_py()
-        count += batch.num_rows
-    if any(not found.served for found in damage):
-        return block.row_count, first
-    return _WANTED.put(key, (count, first))
-
-
 def _read(
     store: OpenStore,
     stream: StreamState,
@@ -327,9 +261,9 @@ def _read(
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=filters)
     options = ReadOptions(columns, filters, on_loss=REPORT)
 
-    def hear(one: ReadDamage) -> None:
-        if not one.served:
-            damage.append(one)
+    def hear(loss: ReadDamage) -> None:
+        if not loss.served:
+            damage.append(loss)
 
     yield from read_slices(contents.slices(store, stream, request), options, hear, store.environment)
 
@@ -469,8 +403,8 @@ def command_of(
 
 
 def withheld_event(stream: str, consumer: str, withheld: SequenceSet, damage: Sequence[ReadDamage]) -> Event:
-    """Return what is told when a consumer begins to wait for messages that cannot be read."""
-    why = "; ".join(str(one) for one in damage[:EVENT_REASONS_MAX])
+    """Return what is reported when a consumer begins to wait for messages that cannot be read."""
+    why = "; ".join(str(loss) for loss in damage[:EVENT_REASONS_MAX])
     reason = f"they wait until a copy can be read, or until `jstream repair` declares them lost: {why}"
     return Event("consumer_unreadable", stream, consumer, before=described(withheld), reason=reason)
 

@@ -4,53 +4,45 @@ Whatever the metadata has is taken from there. Only two things have to be read, 
 consumer, where the bounds of its block do not say it, and with filter_subjects which messages are wanted at all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from storage_core import buffers
-from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
+from storage_core.errors import NotFoundError, StaleIncarnationError
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
-from storage_core.sequences import SequenceSet
-from storage_core.store import contents, describe
-from storage_core.store.consumers.consumer import Consumer, info_of
-from storage_core.store.consumers.fetching import decision_of, first_wanted
-from storage_core.store.consumers.remembered import Remembered
+from storage_core.store import describe
+from storage_core.store.consumers.position import decision_of, first_wanted, info_of, position_in
 from storage_core.store.opened import OpenStore
-from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
-
-_TIMES: Remembered[tuple[bytes, int], int] = Remembered(65_536)  # of messages, by their block's digest and place in it
 
 
 def consumer_report(
-    store: OpenStore, streams: Sequence[str] | None = None, settle: bool = True, state: StoreState | None = None
+    store: OpenStore, streams: Sequence[str] | None = None, reconcile: bool = True, state: StoreState | None = None
 ) -> list[dict[str, Any]]:
     """Return the consumers of these streams (None: all) as `Consumer.info` has them, and what they are behind by.
 
     What is added: `problem`, why the consumer cannot go on as it stands, or None; and `lag` with `messages` (there and
-    not acknowledged), `oldest_seq` and `oldest_ts` (the first of them), and `seconds` since then. `settle`: positions
-    are reconciled with their streams first, as every open does; without it nothing is written. `state`: where to look
-    for consumers, by default the newest one.
+    not acknowledged), `oldest_seq` and `oldest_ts` (the first of them), and `seconds` since then. `reconcile`:
+    positions are reconciled with their streams first, as every open does; without it nothing is written. `state`: where
+    to look for consumers, by default the newest one.
     """
     state = state or store.state()
     chosen = describe.by_name(state) if streams is None else [store.stream_state(name, state) for name in streams]
-    found = []
+    reports = []
     for stream in chosen:
-        for consumer in sorted(stream.consumers.values(), key=lambda one: one.name):
+        for consumer in sorted(stream.consumers.values(), key=lambda consumer: consumer.name):
             try:
-                found.append(_reported(store, stream, consumer, settle))
+                reports.append(_reported(store, stream, consumer, reconcile))
             except (NotFoundError, StaleIncarnationError):
                 continue  # deleted since we looked
-    return found
+    return reports
 
 
-def _reported(store: OpenStore, stream: StreamState, state: ConsumerState, settle: bool) -> dict[str, Any]:
-    if settle:
-        consumer = Consumer(store, stream.incarnation, stream.name, state.name)
+def _reported(store: OpenStore, stream: StreamState, state: ConsumerState, reconcile: bool) -> dict[str, Any]:
+    if reconcile:
+        consumer = position_in(store, stream, state.name)
         consumer.look()
         state = consumer.state()
     info = info_of(store, stream, state)
@@ -75,23 +67,6 @@ def oldest_open(store: OpenStore, stream: StreamState, consumer: ConsumerState) 
     return first_wanted(store, stream, consumer)
 
 
-def wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int) -> SequenceSet:
-    """Return the sequences from `first` on of all messages that are there and that the consumer's filter takes."""
-    if not consumer.config.filter_subjects:
-        return stream.shown().clip(first, stream.next_sequence)
-    parts = [np.empty(0, np.int64), *_taken(store, stream, consumer, first)]
-    return SequenceSet.from_sequences(np.concatenate(parts))
-
-
-def _taken(store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int) -> Iterator[np.ndarray]:
-    """Yield the sequences from `first` on that the filter takes, a frame at a time; what no copy has is left out."""
-    filters = consumer.config.filter_subjects
-    request = ReadRequest((stream.name,), {stream.name: (first, stream.next_sequence)}, subject_filters=filters)
-    options = ReadOptions(("sequence",), filters, on_loss=REPORT)
-    for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
-        yield buffers.numbers(batch.column("sequence"))
-
-
 def time_of(store: OpenStore, stream: StreamState, sequence: int) -> int | None:
     """Return the time of a message in nanoseconds since 1970; of one that cannot be read, when its block begins.
 
@@ -104,16 +79,7 @@ def time_of(store: OpenStore, stream: StreamState, sequence: int) -> int | None:
     bounds = int(rows["time_min_ns"][at]), int(rows["time_max_ns"][at])
     if bounds[0] == bounds[1]:
         return bounds[0]
-    key = bytes(rows["digest"][at]), sequence - int(rows["first"][at])
-    known = _TIMES.get(key)
-    if known is not None:
-        return known
-    request = ReadRequest((stream.name,), {stream.name: (sequence, sequence + 1)})
-    options = ReadOptions(("timestamp_ns",), on_loss=REPORT)
-    try:
-        for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
-            if batch.num_rows:
-                return _TIMES.put(key, int(batch.column("timestamp_ns")[0].as_py()))
-    except StorageError:
-        return bounds[0]  # damage is told by reads and by verify, not by failing to show the rest
-    return bounds[0]
+    from storage_core.store.consumers.filtered import time_read
+
+    time_ns = time_read(store, stream, at, sequence)
+    return bounds[0] if time_ns is None else time_ns

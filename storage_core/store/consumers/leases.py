@@ -99,8 +99,8 @@ class Leases:
     def __init__(self, volumes: Iterable[Volume], env: Environment, are_left: bool = False) -> None:
         """`are_left`: what is given back stays, marked as over; for names of which nothing else keeps count."""
         self._are_left = are_left
-        there = (volume for volume in volumes if volume.identity is not None)
-        self._volumes = sorted(there, key=lambda volume: volume.volume_id)
+        present = (volume for volume in volumes if volume.identity is not None)
+        self._volumes = sorted(present, key=lambda volume: volume.volume_id)
         self._env = env
         self.forget()
 
@@ -122,16 +122,16 @@ class Leases:
 
     def acquire(self, name: str) -> Held | None:
         """Create a lease that nobody has; return None, or who has it. Raises OSError if too few volumes answer."""
-        found = self._look(name)
-        if found is not None:
-            return found
+        held = self.look(name)
+        if held is not None:
+            return held
         self._names.mine.add(name)
         errors: list[OSError] = []
         try:
             for volume in self._volumes:
                 try:
                     if not self._create(volume, name):
-                        found = self._look(name)
+                        held = self.look(name)
                         break
                 except OSError as error:
                     errors.append(error)  # it may be there all the same, and then it is renewed
@@ -143,48 +143,10 @@ class Leases:
             self._release([name])
             raise
         self._release([name])
-        return found or self.acquire(name)  # it was deleted meanwhile
+        return held or self.acquire(name)  # it was deleted meanwhile
 
     def look(self, name: str) -> Held | None:
-        """Return who else has a lease. Raises OSError if too few volumes answer."""
-        return self._look(name)
-
-    def look_or_wait(self, name: str) -> tuple[Held | None, bool]:
-        """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
-        held = self._look(name)
-        first, begun_s = self._observed.pop(name, (held, self._env.monotonic()))
-        while held is not None:
-            if held.has_ended():
-                return held, True
-            if first is not None and held.is_renewed_since(first):
-                return held, False
-            if self._env.monotonic() - begun_s >= EXPIRES_S:
-                return held, True
-            self._env.sleep(LOOK_S)
-            held = self._look(name)
-        return None, False
-
-    def observe(self, names: Iterable[str]) -> None:
-        """Begin to watch several leases at once, so that they are not waited for one after another."""
-        for name in names:
-            held = self._look(name)
-            if held is not None:
-                self._observed[name] = held, self._env.monotonic()
-
-    def has_lost(self, name: str) -> bool:
-        """Return whether somebody else has a lease of ours: somebody has removed it, and then it was free."""
-        return name in self._names.lost
-
-    def close(self) -> None:
-        """Give everything back. Never raises: what cannot be given back expires."""
-        self._names.stopped.set()
-        for thread in self._threads:
-            thread.join(CALL_TIMEOUT_S)  # a put that is under way would bring the lease back
-        self._release(list(self._names.mine))
-        self.forget()
-
-    def _look(self, name: str) -> Held | None:
-        """Return who else has a lease, on any of the volumes."""
+        """Return who else has a lease, on any of the volumes. Raises OSError if too few of them answer."""
         owners: dict[bytes, Owner] = {}
         errors: list[OSError] = []
         looks = on_each(self._env, self._volumes, lambda volume: read(self._env.files, _path(volume, name)))
@@ -200,6 +162,40 @@ class Leases:
             return None
         signs = {volume_id: owner.sign for volume_id, owner in owners.items()}
         return Held(min(owners.values(), key=lambda owner: owner.is_over), signs, self._machine)
+
+    def look_or_wait(self, name: str) -> tuple[Held | None, bool]:
+        """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
+        held = self.look(name)
+        first, begun_s = self._observed.pop(name, (held, self._env.monotonic()))
+        while held is not None:
+            if held.has_ended():
+                return held, True
+            if first is not None and held.is_renewed_since(first):
+                return held, False
+            if self._env.monotonic() - begun_s >= EXPIRES_S:
+                return held, True
+            self._env.sleep(LOOK_S)
+            held = self.look(name)
+        return None, False
+
+    def observe(self, names: Iterable[str]) -> None:
+        """Begin to watch several leases at once, so that they are not waited for one after another."""
+        for name in names:
+            held = self.look(name)
+            if held is not None:
+                self._observed[name] = held, self._env.monotonic()
+
+    def has_lost(self, name: str) -> bool:
+        """Return whether somebody else has a lease of ours: somebody has removed it, and then it was free."""
+        return name in self._names.lost
+
+    def close(self) -> None:
+        """Give everything back. Never raises: what cannot be given back expires."""
+        self._names.stopped.set()
+        for thread in self._threads:
+            thread.join(CALL_TIMEOUT_S)  # a put that is under way would bring the lease back
+        self._release(list(self._names.mine))
+        self.forget()
 
     def _check_count(self, errors: list[OSError]) -> None:
         if errors and len(self._volumes) - len(errors) < majority(len(self._volumes)):
@@ -300,11 +296,11 @@ def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator
 
     Each owner has the next number; the newest stays, so that no number comes twice.
     """
-    there = list(volumes)
-    leases = Leases(there, env, are_left=True)
+    at_hand = list(volumes)
+    leases = Leases(at_hand, env, are_left=True)
     try:
-        with translated(label(there)):
-            numbers = _numbers(there, env, purpose)
+        with translated(label(at_hand)):
+            numbers = _numbers(at_hand, env, purpose)
             number, held, is_gone = 0, None, True
             if numbers:
                 number = numbers[-1]
@@ -313,7 +309,7 @@ def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator
                 number += 1
                 held = leases.acquire(f"{purpose}-{number}")
                 if held is None:
-                    sweep(there, env, [f"{purpose}-{former}" for former in numbers])
+                    sweep(at_hand, env, [f"{purpose}-{former}" for former in numbers])
                     break
                 is_gone = held.has_ended()
         yield str(held.owner) if held is not None else ""
@@ -361,8 +357,8 @@ def _create(files: Files, path: Path, data: bytes) -> bool:
             file.write_at(0, data)
             file.sync()
     except FileExistsError:
-        there, ours = read(files, path), _decode(data)
-        return there is not None and ours is not None and there.owner == ours.owner
+        existing, ours = read(files, path), _decode(data)
+        return existing is not None and ours is not None and existing.owner == ours.owner
     return True
 
 

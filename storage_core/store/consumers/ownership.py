@@ -25,6 +25,7 @@ from pathlib import Path
 
 from storage_core.errors import FencedError, StoreBusyError
 from storage_core.files import PAGE_SIZE, Lock
+from storage_core.forks import Stage, renew_in_children
 from storage_core.metadata.commands import Event, TakeConsumer
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
@@ -48,7 +49,7 @@ _FILE_NAME = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class Title:
+class ConsumerLock:
     """What is owned: one consumer of one stream, as long as no other query takes it over."""
 
     incarnation: bytes  # of the stream
@@ -64,20 +65,20 @@ class Title:
 
 @dataclass(frozen=True, slots=True)
 class _Former:
-    """Who has a title that is to be taken over."""
+    """Who has a lock that is to be taken over."""
 
-    title: Title
-    holder: str
-    is_gone: bool  # it gives no sign of life
+    consumer_lock: ConsumerLock
+    owner: str
+    is_dead: bool  # it gives no sign of life
 
 
-def title_of(stream: StreamState, consumer: ConsumerState) -> Title:
-    return Title(stream.incarnation, consumer.name, consumer.created_ns, consumer.generation)
+def consumer_lock_of(stream: StreamState, consumer: ConsumerState) -> ConsumerLock:
+    return ConsumerLock(stream.incarnation, consumer.name, consumer.created_ns, consumer.generation)
 
 
 def owner_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> str:
     """Return which process reads, or was the last to read, as this consumer; empty if none is known. Takes no lock."""
-    name, files = title_of(stream, consumer).file_name, store.environment.files
+    name, files = consumer_lock_of(stream, consumer).file_name, store.environment.files
     for volume in store.volumes():
         try:
             if volume.is_remote:
@@ -101,11 +102,11 @@ class Ownership:
         is_remote = any(volume.is_remote for volume in volumes)
         self._leases = Leases(volumes, store.environment) if is_remote else None
         self.renew()
-        locks.renew_in_children(self)
+        renew_in_children(Stage.STORES, self)
 
     def renew(self) -> None:
         """Own nothing: a forked child is another process, and its locks are closed already."""
-        self._titles: dict[tuple[bytes, str, int], Title] = {}  # by all of it but the generation
+        self._owned: dict[tuple[bytes, str, int], ConsumerLock] = {}  # by all of it but the generation
         self._locks: list[Lock] = []
         if self._leases is not None:
             self._leases.forget()
@@ -123,15 +124,15 @@ class Ownership:
         One that was deleted and made again since is owned anew. Raises FencedError if another query has taken it over,
         StoreBusyError.
         """
-        if not self._check(title_of(stream, consumer), stream, consumer):
+        if not self._check(consumer_lock_of(stream, consumer), stream, consumer):
             self.own_new(stream, consumer)
         return consumer.generation
 
-    def _check(self, title: Title, stream: StreamState, consumer: ConsumerState) -> bool:
-        """Return whether the title is held; raises FencedError if it was, and another query has the next one."""
-        held = self._titles.get(_key(title))
+    def _check(self, consumer_lock: ConsumerLock, stream: StreamState, consumer: ConsumerState) -> bool:
+        """Return whether the lock is owned; raises FencedError if it was, and another query has the next one."""
+        held = self._owned.get(_key(consumer_lock))
         is_lost = held is not None and self._leases is not None and self._leases.has_lost(held.file_name)
-        if held is not None and (held != title or is_lost):
+        if held is not None and (held != consumer_lock or is_lost):
             by = next((event.after for event in reversed(consumer.events) if event.kind == "consumer_taken_over"), "")
             raise FencedError(
                 f"consumer {consumer.name!r} of stream {stream.name!r} was taken over by another query"
@@ -147,17 +148,17 @@ class Ownership:
         Raises StoreBusyError naming the live query that has one, FencedError, and what writing raises.
         """
         taken_from: dict[tuple[bytes, str], _Former] = {}
-        titles = [(title_of(stream, consumer), stream, consumer) for stream, consumer in consumers]
-        titles = [wanted for wanted in titles if not self._check(*wanted)]
-        if self._leases is not None and len(titles) > 1:
+        consumer_locks = [(consumer_lock_of(stream, consumer), stream, consumer) for stream, consumer in consumers]
+        consumer_locks = [wanted for wanted in consumer_locks if not self._check(*wanted)]
+        if self._leases is not None and len(consumer_locks) > 1:
             with translated(self._store.label):
-                self._leases.observe(title.file_name for title, _, _ in titles)
-        for title, stream, consumer in titles:
-            holder, is_gone = self._lock_or_wait(title)
-            if holder and not (self._take_over or is_gone):
-                raise _busy(stream, consumer, holder)
-            if holder or self._leases is not None:
-                taken_from[stream.incarnation, consumer.name] = _Former(title, holder, is_gone)
+                self._leases.observe(consumer_lock.file_name for consumer_lock, _, _ in consumer_locks)
+        for consumer_lock, stream, consumer in consumer_locks:
+            owner, is_dead = self._lock_or_wait(consumer_lock)
+            if owner and not (self._take_over or is_dead):
+                raise _busy(stream, consumer, owner)
+            if owner or self._leases is not None:
+                taken_from[stream.incarnation, consumer.name] = _Former(consumer_lock, owner, is_dead)
         if not taken_from:
             return False
         if self._leases is None:
@@ -169,9 +170,9 @@ class Ownership:
 
     def own_new(self, stream: StreamState, consumer: ConsumerState) -> None:
         """Own a consumer that was made in the session that goes on; raises StoreBusyError."""
-        holder = self._lock(title_of(stream, consumer))
-        if holder:
-            raise _busy(stream, consumer, holder)
+        owner = self._lock(consumer_lock_of(stream, consumer))
+        if owner:
+            raise _busy(stream, consumer, owner)
 
     def _take(
         self, session: Session, taken_from: Mapping[tuple[bytes, str], _Former]
@@ -187,72 +188,72 @@ class Ownership:
             consumer = stream.consumers.get(name.casefold()) if stream is not None else None
             if stream is None or consumer is None:  # deleted in the meantime
                 continue
-            title = title_of(stream, consumer)
-            if self._leases is not None and title != former.title:
-                held = self._leases.look(title.file_name)
+            consumer_lock = consumer_lock_of(stream, consumer)
+            if self._leases is not None and consumer_lock != former.consumer_lock:
+                held = self._leases.look(consumer_lock.file_name)
                 raise _busy(stream, consumer, str(held.owner) if held is not None else "one that has just begun")
-            title = replace(title, generation=title.generation + 1)
-            if self._leases is None and (busy := self._lock(title)):
+            consumer_lock = replace(consumer_lock, generation=consumer_lock.generation + 1)
+            if self._leases is None and (busy := self._lock(consumer_lock)):
                 raise _busy(stream, consumer, busy)
             reason = "another query reads as it from now on, as option consumerTakeover says"
-            if former.is_gone:
+            if former.is_dead:
                 reason = f"another query reads as it from now on: it gave no sign of life for {EXPIRES_S:g} s, or ended"
             by = locks.described(locks.holders_note())
             events: tuple[Event, ...] = ()
-            if former.holder:
-                events = (Event("consumer_taken_over", stream.name, name, "", former.holder, by, reason),)
-                logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, former.holder)
-            session.propose(TakeConsumer(incarnation, name, title.generation, events))
-            taken.append((stream, replace(consumer, generation=title.generation)))
+            if former.owner:
+                events = (Event("consumer_taken_over", stream.name, name, "", former.owner, by, reason),)
+                logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, former.owner)
+            session.propose(TakeConsumer(incarnation, name, consumer_lock.generation, events))
+            taken.append((stream, replace(consumer, generation=consumer_lock.generation)))
         return taken
 
     # --- locks
 
-    def _lock_or_wait(self, title: Title) -> tuple[str, bool]:
-        """Lock the title's files; return who has them, if they are not let go of within DYING_WAIT_S.
+    def _lock_or_wait(self, consumer_lock: ConsumerLock) -> tuple[str, bool]:
+        """Lock the files of a consumer lock; return who has them, if they are not let go of within DYING_WAIT_S.
 
         Of a lease, which is not acquired here: who has it, and whether the owner is gone.
         """
         if self._leases is not None:
             with translated(self._store.label):
                 if self._take_over:
-                    held, is_gone = self._leases.look(title.file_name), False
+                    held, is_dead = self._leases.look(consumer_lock.file_name), False
                 else:
-                    held, is_gone = self._leases.look_or_wait(title.file_name)
-            return str(held.owner) if held is not None else "", is_gone
+                    held, is_dead = self._leases.look_or_wait(consumer_lock.file_name)
+            return str(held.owner) if held is not None else "", is_dead
         waited = 0.0
         while True:
-            holder = self._lock(title)
-            if not holder or self._take_over or waited >= DYING_WAIT_S:
-                return holder, False
+            owner = self._lock(consumer_lock)
+            if not owner or self._take_over or waited >= DYING_WAIT_S:
+                return owner, False
             self._store.environment.sleep(PAUSE_S)
             waited += PAUSE_S
 
-    def _lock(self, title: Title) -> str:
-        """Lock the title's files on the volumes that are there; return who has one of them, else nothing."""
+    def _lock(self, consumer_lock: ConsumerLock) -> str:
+        """Lock the files of a consumer lock on the volumes that are there; return who has one of them, else nothing."""
         if self._leases is not None:
             with translated(self._store.label):
-                held = self._leases.acquire(title.file_name)
+                held = self._leases.acquire(consumer_lock.file_name)
             if held is None:
-                self._titles[_key(title)] = title
+                self._owned[_key(consumer_lock)] = consumer_lock
             return str(held.owner) if held is not None else ""
-        found: list[Lock] = []
+        acquired: list[Lock] = []
         try:
             with translated(self._store.label):
-                holder = _lock_on_each(self._store, title.file_name, found)
+                owner = _lock_on_each(self._store, consumer_lock.file_name, acquired)
         except BaseException:
-            self._release(found)
+            self._release(acquired)
             raise
-        if holder:
-            self._release(found)
-            return holder
-        self._locks.extend(found)
-        self._titles[_key(title)] = title
+        if owner:
+            self._release(acquired)
+            return owner
+        self._locks.extend(acquired)
+        self._owned[_key(consumer_lock)] = consumer_lock
         return ""
 
     @staticmethod
-    def _release(found: Iterable[Lock]) -> None:
-        for lock in found:
+    def _release(acquired: Iterable[Lock]) -> None:
+        for lock in acquired:
             locks.close_lock(lock)
 
 
@@ -264,14 +265,14 @@ def alone(store: OpenStore, file_name: str) -> Iterator[str]:
     """
     volumes = store.volumes()
     if any(volume.is_remote for volume in volumes):
-        with leases.alone(volumes, store.environment, file_name) as holder:
-            yield holder
+        with leases.alone(volumes, store.environment, file_name) as owner:
+            yield owner
         return
     acquired: list[Lock] = []
     try:
         with translated(store.label):
-            holder = _lock_on_each(store, file_name, acquired)
-        yield holder
+            owner = _lock_on_each(store, file_name, acquired)
+        yield owner
     finally:
         for lock in acquired:
             locks.close_lock(lock)
@@ -280,17 +281,17 @@ def alone(store: OpenStore, file_name: str) -> Iterator[str]:
 @contextmanager
 def watching(store: OpenStore) -> Iterator[None]:
     """Be the one process that watches over the store. Raises StoreBusyError naming the other one."""
-    with alone(store, WATCH_FILE) as holder:
-        if holder:
+    with alone(store, WATCH_FILE) as owner:
+        if owner:
             raise StoreBusyError(
-                f"{store.label}: another `jstream maintain --watch` does its maintenance: {holder}", store=store.label
+                f"{store.label}: another `jstream maintain --watch` does its maintenance: {owner}", store=store.label
             )
         yield
 
 
 def _lock_on_each(store: OpenStore, file_name: str, acquired: list[Lock]) -> str:
     """Lock a file on each volume that is there, filling `acquired`; return who has one of them, else nothing."""
-    volumes = sorted((one for one in store.volumes() if one.identity is not None), key=_id)
+    volumes = sorted((volume for volume in store.volumes() if volume.identity is not None), key=_id)
     files, errors = store.environment.files, []
     for volume in volumes:
         try:
@@ -312,8 +313,8 @@ def _id(volume: Volume) -> bytes:
     return volume.volume_id
 
 
-def _key(title: Title) -> tuple[bytes, str, int]:
-    return title.incarnation, title.consumer, title.created_ns
+def _key(consumer_lock: ConsumerLock) -> tuple[bytes, str, int]:
+    return consumer_lock.incarnation, consumer_lock.consumer, consumer_lock.created_ns
 
 
 def _leave_note(lock: Lock) -> None:
@@ -323,9 +324,9 @@ def _leave_note(lock: Lock) -> None:
         logger.info("the owner of a lock leaves no note: %s", error)
 
 
-def _busy(stream: StreamState, consumer: ConsumerState, holder: str) -> StoreBusyError:
+def _busy(stream: StreamState, consumer: ConsumerState, owner: str) -> StoreBusyError:
     return StoreBusyError(
-        f"consumer {consumer.name!r} of stream {stream.name!r} belongs to a live query: {holder}; two queries on one "
+        f"consumer {consumer.name!r} of stream {stream.name!r} belongs to a live query: {owner}; two queries on one "
         "consumer would share its position: end that one, give this one another consumer, or take it over with option "
         "consumerTakeover=true",
         stream=stream.name,
@@ -337,9 +338,9 @@ def _busy(stream: StreamState, consumer: ConsumerState, holder: str) -> StoreBus
 
 
 def sweep(session: Session, env: Environment) -> int:
-    """Unlink the files of titles that nobody can have any more; return how many. Under the store's lock."""
+    """Unlink the files of consumer locks that nobody can have any more; return how many. Under the store's lock."""
     live = {
-        title_of(stream, consumer).file_name
+        consumer_lock_of(stream, consumer).file_name
         for stream in session.state.streams.values()
         for consumer in stream.consumers.values()
     }

@@ -1,8 +1,8 @@
 """What a streaming query does with the store: where it begins, what became of its streams, what it has done.
 
-A query's own memory is its checkpoint: a `QueryPosition` a stream. `settle` holds it against the streams as they are,
-by the rule of reconciliation; that is asked before every plan, so it costs nothing while the store stands still. What
-it finds is told once: as an event, in the log, and, by a query that may not go on, as a DataLossError.
+A query's own memory is its checkpoint: a `QueryPosition` a stream. `reconcile` holds it against the streams as they
+are; that is asked before every plan, so it costs nothing while the store is idle. What it finds is reported once: as an
+event, in the log, and, by a query that may not continue, as a DataLossError.
 
 With a durable consumer the store knows the query's place as well. Without a checkpoint the query begins there, and
 whatever batch is finished moves it up, one entry of the log for all streams. Such a query owns its consumers
@@ -22,8 +22,8 @@ from storage_core.metadata.commands import (
     MoveConsumer,
     PauseConsumer,
     QueryStart,
+    RecordConsumerEvents,
     RecordEvents,
-    TellConsumer,
 )
 from storage_core.metadata.config import check_name
 from storage_core.metadata.consumer_config import ConsumerConfig
@@ -43,9 +43,9 @@ from storage_core.metadata.reconcile import (
     says_the_same,
 )
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store.consumers.consumer import move_of
-from storage_core.store.consumers.fetching import decision_of, done_by
+from storage_core.store.consumers.fetching import done_by
 from storage_core.store.consumers.ownership import Ownership
+from storage_core.store.consumers.position import decision_of, move_of
 from storage_core.store.consumers.query_position import (
     QueryPosition,
     Start,
@@ -53,7 +53,7 @@ from storage_core.store.consumers.query_position import (
     is_in_line,
     onward,
     place_of,
-    told_kept,
+    reported_kept,
     waiting_of,
 )
 from storage_core.store.ensemble.session import Session
@@ -73,12 +73,12 @@ class _Verdict:
     made: Decision
 
     @property
-    def settled(self) -> QueryPosition | None:
+    def reconciled(self) -> QueryPosition | None:
         """Where the query goes on; None: not in this stream."""
         if self.stream is None:
             return None
         place = position_at(facts_of(self.stream), self.made.next_sequence)
-        return QueryPosition(place, told_kept(self.stream.lost, place.next_sequence))
+        return QueryPosition(place, reported_kept(self.stream.lost, place.next_sequence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Quiet:
 
     state: StoreState
     at: dict[str, QueryPosition]
-    settled: dict[str, QueryPosition]
+    reconciled: dict[str, QueryPosition]
 
 
 class QueryReader:
@@ -109,7 +109,7 @@ class QueryReader:
                 self._ownership = Ownership(store, take_over)
         self._quiet: _Quiet | None = None
         self._said: tuple[StoreState, dict[str, Position]] | None = None  # acknowledged, and nothing left to do
-        self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was told, and where it led
+        self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was reported, where it led
 
     def close(self) -> None:
         """Let go of the consumers."""
@@ -124,7 +124,7 @@ class QueryReader:
         if self._ownership is None:
             return state
         streams = self._streams(state, names)
-        pairs = [(stream, found) for stream in streams if (found := self._found(stream)) is not None]
+        pairs = [(stream, consumer) for stream in streams if (consumer := self._consumer_in(stream)) is not None]
         return self._store.state() if self._ownership.own(pairs) else state
 
     def _make(self, session: Session, stream: StreamState, start: QueryStart) -> None:
@@ -150,7 +150,7 @@ class QueryReader:
         """Return where a query without a checkpoint begins in each stream; the same again if it is asked again.
 
         With a consumer that is where the consumer stands, unless an option chose a place: then the consumer is moved
-        there, once. One that is not there yet is made. The positions are still to be settled. Raises NotFoundError,
+        there, once. One that is not there yet is made. The positions are still to be reconciled. Raises NotFoundError,
         ReadOnlyError, StoreBusyError, FencedError.
         """
         if self._consumer is None:
@@ -173,66 +173,66 @@ class QueryReader:
 
     def _is_begun(self, stream: StreamState, start: Start) -> bool:
         """Return whether the stream's consumer stands where the query begins."""
-        found = self._found(stream)
-        if found is None:
+        consumer = self._consumer_in(stream)
+        if consumer is None:
             return False
         if not start.choice or not self._own:
             return True
-        is_there = found.next_sequence == found.query_start.sequence and not found.outstanding()
-        return found.query_start.choice == start.choice and is_there and found.incarnation == stream.incarnation
+        is_there = consumer.next_sequence == consumer.query_start.sequence and not consumer.outstanding()
+        return consumer.query_start.choice == start.choice and is_there and consumer.incarnation == stream.incarnation
 
     def _begin_one(self, session: Session, stream: StreamState, start: Start) -> None:
         """Make the consumer, or move it where an option says."""
-        query_start, found = QueryStart(start.sequence, start.choice), self._found(stream)
-        if found is None:
+        query_start, consumer = QueryStart(start.sequence, start.choice), self._consumer_in(stream)
+        if consumer is None:
             self._make(session, stream, query_start)
             return
         if self._ownership is not None:
-            self._ownership.generation(stream, found)
+            self._ownership.generation(stream, consumer)
         events: tuple[Event, ...] = ()
-        before, after = place_of(stream, found).next_sequence, start.sequence
+        before, after = place_of(stream, consumer).next_sequence, start.sequence
         if before != after:
             reason = f"a query without a checkpoint begins there: {start.choice}"
-            events = (Event("consumer_moved", stream.name, found.name, "", str(before - 1), str(after - 1), reason),)
+            events = (Event("consumer_moved", stream.name, consumer.name, "", str(before - 1), str(after - 1), reason),)
             logger.warning(
                 "consumer %s of stream %s is moved from sequence %d to %d: %s",
-                found.name, stream.name, before, after, reason,
+                consumer.name, stream.name, before, after, reason,
             )  # fmt: skip
-        move = MoveConsumer(stream.incarnation, found.name, after, 0, events, query_start)
+        move = MoveConsumer(stream.incarnation, consumer.name, after, 0, events, query_start)
         session.propose(move)
 
     def _places(self, state: StoreState, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
         places = {}
         for name, start in starts.items():
             stream = self._store.stream_state(name, state)
-            found = self._found(stream)
-            if found is None or (start.choice and not self._own):
+            consumer = self._consumer_in(stream)
+            if consumer is None or (start.choice and not self._own):
                 places[name] = beginning(stream, start.sequence)
                 continue
-            place = place_of(stream, found)
-            places[name] = QueryPosition(place, told_kept(found.told, place.next_sequence))
-            if self._own and place.next_sequence != (found.query_start.sequence or stream.first_sequence):
+            place = place_of(stream, consumer)
+            places[name] = QueryPosition(place, reported_kept(consumer.reported, place.next_sequence))
+            if self._own and place.next_sequence != (consumer.query_start.sequence or stream.first_sequence):
                 logger.warning(
                     "stream %s: a query without a checkpoint goes on from consumer %s, at sequence %d",
-                    name, found.name, place.next_sequence,
+                    name, consumer.name, place.next_sequence,
                 )  # fmt: skip
         return places
 
-    def _found(self, stream: StreamState) -> ConsumerState | None:
+    def _consumer_in(self, stream: StreamState) -> ConsumerState | None:
         """Return the query's consumer of a stream; raises ValueError if there is one of another case."""
         if self._consumer is None:
             return None
-        found = stream.consumers.get(self._consumer.casefold())
-        if found is not None and found.name != self._consumer:
+        consumer = stream.consumers.get(self._consumer.casefold())
+        if consumer is not None and consumer.name != self._consumer:
             raise ValueError(
-                f"consumer {self._consumer!r} differs from consumer {found.name!r} of stream {stream.name!r} only in "
-                "case"
+                f"consumer {self._consumer!r} differs from consumer {consumer.name!r} of stream {stream.name!r} only "
+                "in case"
             )
-        return found
+        return consumer
 
     # --- what became of the streams
 
-    def settle(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> dict[str, QueryPosition]:
+    def reconcile(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> dict[str, QueryPosition]:
         """Return where a query that stands at these positions goes on; a stream that is gone for good is left out.
 
         Nothing to tell: the same positions. Otherwise it is decided under the store's lock, by `policy`. FAIL raises
@@ -242,24 +242,24 @@ class QueryReader:
         assert policy in POLICIES, policy
         state = self._store.state()
         if self._quiet is not None and self._quiet.state is state and self._quiet.at == at:
-            return dict(self._quiet.settled)
+            return dict(self._quiet.reconciled)
         state = self._owned(state, at)
         if self._news(state, self._after_outcomes(state, at), policy):
-            state = self._settle_news(at, policy, remedy)
+            state = self._reconcile_news(at, policy, remedy)
         state = self._make_missing(state, self._after_outcomes(state, at))
         self._quiet = _Quiet(state, dict(at), self._after_outcomes(state, at))
-        return dict(self._quiet.settled)
+        return dict(self._quiet.reconciled)
 
     def _after_outcomes(self, state: StoreState, at: Mapping[str, QueryPosition]) -> dict[str, QueryPosition]:
-        """Return the positions with those replaced that this process has settled before."""
+        """Return the positions with those replaced that this process has reconciled before."""
         positions: dict[str, QueryPosition] = {}
         for name, position in at.items():
             before = self._outcomes.get(name)
-            there = before[1] if before is not None and before[0] == position else position
-            if there is None and state.stream(name) is not None:  # made again since
-                there = position
-            if there is not None:
-                positions[name] = there
+            current = before[1] if before is not None and before[0] == position else position
+            if current is None and state.stream(name) is not None:  # made again since
+                current = position
+            if current is not None:
+                positions[name] = current
         return positions
 
     def _news(self, state: StoreState, at: Mapping[str, QueryPosition], policy: str) -> dict[str, _Verdict]:
@@ -270,24 +270,24 @@ class QueryReader:
         stream = state.stream(name)
         if stream is None:
             return _Verdict(at, None, decide_without_stream(at.position, name, policy))
-        made = decide(at.position, facts_of(stream), at.told, policy)
-        found = self._found(stream)
-        if made.is_news and policy == CONTINUE and found is not None and at.position == position_of(found):
-            waiting = waiting_of(stream, found)
+        made = decide(at.position, facts_of(stream), at.reported, policy)
+        consumer = self._consumer_in(stream)
+        if made.is_news and policy == CONTINUE and consumer is not None and at.position == position_of(consumer):
+            waiting = waiting_of(stream, consumer)
             if waiting:  # it stands at the consumer's end, for its history: what waits before comes first
                 made = replace(made, next_sequence=min(made.next_sequence, int(waiting.starts[0])))
         return _Verdict(at, stream, made)
 
-    def _settle_news(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> StoreState:
+    def _reconcile_news(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> StoreState:
         """Decide under the lock and write it down; return the state that it was decided on."""
 
         def job(session: Session) -> tuple[StoreState, dict[str, _Verdict]]:
             news = self._news(session.state, self._after_outcomes(session.state, at), policy)
-            for name, one in news.items():
+            for name, verdict in news.items():
                 if policy == FAIL:
-                    self._tell(session, name, one)
+                    self._tell(session, name, verdict)
                 else:
-                    self._carry_out(session, name, one)
+                    self._carry_out(session, name, verdict)
             return session.state, news
 
         doubt = ""
@@ -298,25 +298,25 @@ class QueryReader:
             news = self._news(state, self._after_outcomes(state, at), policy)
             doubt = " (judged by what can be read: the store is not written from here)"
         if news and policy == FAIL:
-            told = "; ".join(one.made.reason for one in news.values())
-            raise DataLossError(f"{told}{doubt}. {remedy}" if remedy else f"{told}{doubt}")
+            reasons = "; ".join(verdict.made.reason for verdict in news.values())
+            raise DataLossError(f"{reasons}{doubt}. {remedy}" if remedy else f"{reasons}{doubt}")
         for name, verdict in news.items():
             logger.warning("%s: %s%s", verdict.made.action.value, verdict.made.reason, doubt)
-            self._outcomes[name] = at[name], verdict.settled
+            self._outcomes[name] = at[name], verdict.reconciled
         return state
 
     def readable(self, name: str, first: int, end: int) -> tuple[int, str]:
-        """Return up to where [first, end) of a stream can be read now, and why no further; that is told once.
+        """Return up to where [first, end) of a stream can be read now, and why no further; that is reported once.
 
         What cannot be read, and was not declared lost, is never gone on past: a volume is away. Raises ProcessError.
         """
         store = self._store
         state = store.state()
         stream = store.stream_state(name, state)
-        found = first_away(state, stream, store.volumes(), first, end, store.environment)
-        if found is None:
+        away = first_away(state, stream, store.volumes(), first, end, store.environment)
+        if away is None:
             return end, ""
-        sequence, reason = found
+        sequence, reason = away
         kind = "query_unreadable" if self._ownership is None else "consumer_unreadable"
         event = Event(kind, name, self._consumer or "", before=f"from {sequence} on", reason=f"it waits: {reason}")
         self._tell_once(stream, event)
@@ -333,7 +333,7 @@ class QueryReader:
     def _tell_once(self, stream: StreamState, event: Event) -> None:
         """Write an event down, unless the store has it; where it cannot be written now the query goes on."""
         store = self._store
-        if _is_told(store.state(), event) or store.read_only:
+        if _is_reported(store.state(), event) or store.read_only:
             return
         try:
             store.together(lambda session: self._write_once(session, stream, event))
@@ -341,14 +341,14 @@ class QueryReader:
             logger.info("stream %s: an event cannot be written down: %s: %s", stream.name, event.reason, error)
 
     def _write_once(self, session: Session, stream: StreamState, event: Event) -> None:
-        if _is_told(session.state, event):
+        if _is_reported(session.state, event):
             return
-        there = session.state.by_incarnation(stream.incarnation)
-        found = self._found(there) if there is not None and self._ownership is not None else None
-        if found is None:
+        current = session.state.by_incarnation(stream.incarnation)
+        consumer = self._consumer_in(current) if current is not None and self._ownership is not None else None
+        if consumer is None:
             session.propose(RecordEvents((event,)))
         else:
-            session.propose(TellConsumer(stream.incarnation, found.name, (event,)))
+            session.propose(RecordConsumerEvents(stream.incarnation, consumer.name, (event,)))
 
     def _event(self, name: str, verdict: _Verdict) -> Event:
         who, before = "query" if self._ownership is None else "consumer", str(verdict.at.position.next_sequence - 1)
@@ -361,40 +361,40 @@ class QueryReader:
     def _tell(self, session: Session, name: str, verdict: _Verdict) -> None:
         """Write down that the query fails; not again for the same reason."""
         event = self._event(name, verdict)
-        if _is_told(session.state, event):
+        if _is_reported(session.state, event):
             return
-        found = self._found(verdict.stream) if verdict.stream is not None else None
-        if self._ownership is None or found is None or verdict.stream is None:
+        consumer = self._consumer_in(verdict.stream) if verdict.stream is not None else None
+        if self._ownership is None or consumer is None or verdict.stream is None:
             session.propose(RecordEvents((event,)))
         else:
-            session.propose(TellConsumer(verdict.stream.incarnation, found.name, (event,)))
+            session.propose(RecordConsumerEvents(verdict.stream.incarnation, consumer.name, (event,)))
 
     def _carry_out(self, session: Session, name: str, verdict: _Verdict) -> None:
         """Write down where the query goes on, and take its consumer along."""
         event = self._event(name, verdict)
-        events = () if _is_told(session.state, event) else (event,)
+        events = () if _is_reported(session.state, event) else (event,)
         stream = verdict.stream
         if self._consumer is None or self._ownership is None or stream is None:
             if events:
                 session.propose(RecordEvents(events))
             return
-        found = self._found(stream)
-        if found is None:
+        consumer = self._consumer_in(stream)
+        if consumer is None:
             self._make(session, stream, QueryStart(verdict.made.next_sequence))
-            session.propose(TellConsumer(stream.incarnation, self._consumer, events))
+            session.propose(RecordConsumerEvents(stream.incarnation, self._consumer, events))
         else:
-            self._ownership.generation(stream, found)
-            session.propose(move_of(stream, found, decision_of(stream, found, CONTINUE), events))
+            self._ownership.generation(stream, consumer)
+            session.propose(move_of(stream, consumer, decision_of(stream, consumer, CONTINUE), events))
 
     def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
         """Make the consumers of streams that have none, or none any more, where the query stands."""
-        if self._ownership is None or all(map(self._found, self._streams(state, at))):
+        if self._ownership is None or all(map(self._consumer_in, self._streams(state, at))):
             return state
 
         def job(session: Session) -> StoreState:
             for stream in self._streams(session.state, at):
                 start = at[stream.name].position
-                if self._found(stream) is None and start.incarnation == stream.incarnation:
+                if self._consumer_in(stream) is None and start.incarnation == stream.incarnation:
                     self._make(session, stream, QueryStart(start.next_sequence))
             return session.state
 
@@ -410,7 +410,7 @@ class QueryReader:
         """Say that everything below these positions is done, durably: the consumers move up, and never back.
 
         One entry for all streams; nothing is written for what was said before, or without a consumer. A position that
-        the stream has left behind is passed over: what became of it is for `settle`. Raises FencedError, ReadOnlyError,
+        the stream has left behind is skipped: what became of it is for `reconcile`. Raises FencedError, ReadOnlyError,
         StoreBusyError.
         """
         if self._consumer is None:
@@ -424,19 +424,19 @@ class QueryReader:
             return
 
         def job(session: Session) -> None:
-            for stream, found, _ in self._advances(session.state, ends):
-                if not is_in_line(stream, position_of(found)):  # the query's place is good, its consumer's is not
-                    made = decision_of(stream, found, CONTINUE)
+            for stream, consumer, _ in self._advances(session.state, ends):
+                if not is_in_line(stream, position_of(consumer)):  # the query's place is good, its consumer's is not
+                    made = decision_of(stream, consumer, CONTINUE)
                     reason = f"{made.action.value}: {made.reason}"
-                    places = str(found.next_sequence - 1), str(made.next_sequence - 1)
-                    event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
-                    session.propose(move_of(stream, found, made, (event,)))
+                    places = str(consumer.next_sequence - 1), str(made.next_sequence - 1)
+                    event = Event("consumer_reconciled", stream.name, consumer.name, "", *places, reason)
+                    session.propose(move_of(stream, consumer, made, (event,)))
             advances, done = [], {}
-            for stream, found, end in self._advances(session.state, ends):
-                done[stream.incarnation] = done_by(self._store, stream, found, end)
+            for stream, consumer, end in self._advances(session.state, ends):
+                done[stream.incarnation] = done_by(self._store, stream, consumer, end)
                 advances.append(
                     ConsumerAdvance(
-                        stream.incarnation, found.name, end, self._generation(stream, found),
+                        stream.incarnation, consumer.name, end, self._generation(stream, consumer),
                         done[stream.incarnation].encode() if done[stream.incarnation] else b"",
                     )
                 )  # fmt: skip
@@ -457,10 +457,10 @@ class QueryReader:
         self, state: StoreState, ends: Mapping[str, Position]
     ) -> list[tuple[StreamState, ConsumerState, int]]:
         """Return which consumers have to move, and up to where."""
-        found = []
+        advances = []
         for name, end in ends.items():
             stream = state.stream(name)
-            consumer = self._found(stream) if stream is not None else None
+            consumer = self._consumer_in(stream) if stream is not None else None
             if stream is None or consumer is None:
                 continue
             if not is_in_line(stream, end):
@@ -468,42 +468,43 @@ class QueryReader:
                 continue
             is_there = consumer.next_sequence >= end.next_sequence and is_in_line(stream, position_of(consumer))
             if not is_there or consumer.outstanding().clip(1, end.next_sequence):
-                found.append((stream, consumer, end.next_sequence))
-        return found
+                advances.append((stream, consumer, end.next_sequence))
+        return advances
 
     # --- what the consumer says
 
     def is_paused(self, stream: str) -> bool:
         """Return whether the stream's consumer is paused now."""
-        found, now_ns = self._of(stream), self._store.environment.now_ns()
-        if found is None or found.paused_until_ns <= now_ns:
+        consumer, now_ns = self._of(stream), self._store.environment.now_ns()
+        if consumer is None or consumer.paused_until_ns <= now_ns:
             return False
-        if found.is_clock_behind(now_ns) and not self._store.read_only:
+        if consumer.is_clock_behind(now_ns) and not self._store.read_only:
             self._store.together(lambda session: self._set_back(session, stream, now_ns))
         return True
 
     def _set_back(self, session: Session, name: str, now_ns: int) -> None:
         """Write down that a pause goes by a clock that was set back: it would be as far away at each look."""
         stream = session.state.stream(name)
-        found = self._found(stream) if stream is not None else None
-        if stream is not None and found is not None and found.is_clock_behind(now_ns):
-            until_ns = found.by_clock(now_ns).paused_until_ns
-            session.propose(PauseConsumer(stream.incarnation, found.name, until_ns))
+        consumer = self._consumer_in(stream) if stream is not None else None
+        if stream is not None and consumer is not None and consumer.is_clock_behind(now_ns):
+            until_ns = consumer.by_clock(now_ns).paused_until_ns
+            session.propose(PauseConsumer(stream.incarnation, consumer.name, until_ns))
 
     def filters(self, stream: str) -> tuple[str, ...]:
         """Return the filter_subjects of the stream's consumer; none without."""
-        found = self._of(stream)
-        return found.config.filter_subjects if found is not None else ()
+        consumer = self._of(stream)
+        return consumer.config.filter_subjects if consumer is not None else ()
 
     def _of(self, name: str) -> ConsumerState | None:
         stream = self._store.state().stream(name)
-        return self._found(stream) if stream is not None else None
+        return self._consumer_in(stream) if stream is not None else None
 
 
-def _is_told(state: StoreState, event: Event) -> bool:
+def _is_reported(state: StoreState, event: Event) -> bool:
     """Return whether the store knows an event that says the same."""
     said = (event.kind, event.stream, event.consumer, event.before, event.after)
     return any(
-        (one.kind, one.stream, one.consumer, one.before, one.after) == said and says_the_same(one.reason, event.reason)
-        for one in state.events
+        (known.kind, known.stream, known.consumer, known.before, known.after) == said
+        and says_the_same(known.reason, event.reason)
+        for known in state.events
     )

@@ -9,9 +9,9 @@ from storage_core.metadata.consumers import position_of
 from storage_core.metadata.reconcile import CONTINUE, Action, Position, answers, facts_of, position_at
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.consumers.fetching import decision_of
+from storage_core.store.consumers.position import decision_of
 
-LOST_RANGES_KEPT = 8  # of what a query was told: its offset is text in a log, once a batch
+LOST_RANGES_KEPT = 8  # of what was reported to a query: its offset is text in a log, once a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class QueryPosition:
     """Where a query stands in one stream: what the offset in its checkpoint says."""
 
     position: Position
-    told: SequenceSet = field(default_factory=SequenceSet.empty)  # losses that it heard of, at most LOST_RANGES_KEPT
+    reported: SequenceSet = field(default_factory=SequenceSet.empty)  # at most LOST_RANGES_KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,19 @@ class Start:
 
 
 def onward(stream: StreamState, start: QueryPosition, sequence: int) -> QueryPosition:
-    """Return the position of a query that stood at `start`, settled, and has read everything below `sequence` since.
+    """Return the position of a query that stood at `start`, reconciled, and has read everything below `sequence` since.
 
-    `stream` is as the batch was planned. What is recorded as lost since `start` was settled is still to be told.
+    `stream` is as the batch was planned. What is recorded as lost since `start` was reconciled is still to be reported.
     """
     assert start.position.next_sequence <= sequence <= stream.next_sequence, (start.position, sequence)
-    return QueryPosition(position_at(facts_of(stream), sequence), start.told)
+    return QueryPosition(position_at(facts_of(stream), sequence), start.reported)
 
 
-def told_kept(lost: SequenceSet, next_sequence: int) -> SequenceSet:
+def reported_kept(lost: SequenceSet, next_sequence: int) -> SequenceSet:
     """Return the losses that a position remembers: all of them, in at most LOST_RANGES_KEPT ranges.
 
     Neighbours are joined until it fits; first those with the fewest messages between them that are still to be read:
-    a later loss there would be told to nobody.
+    a later loss there would be reported to nobody.
     """
     gap_first, gap_end = lost.ends[:-1], lost.starts[1:]
     unread = np.maximum(gap_end - np.maximum(gap_first, next_sequence), 0)
@@ -53,7 +53,7 @@ def told_kept(lost: SequenceSet, next_sequence: int) -> SequenceSet:
 
 def beginning(stream: StreamState, sequence: int) -> QueryPosition:
     """Return the position of a query that begins at `sequence` now: whatever is lost by now is nothing to tell."""
-    return QueryPosition(position_at(facts_of(stream), sequence), told_kept(stream.lost, sequence))
+    return QueryPosition(position_at(facts_of(stream), sequence), reported_kept(stream.lost, sequence))
 
 
 def place_of(stream: StreamState, consumer: ConsumerState) -> Position:

@@ -41,17 +41,17 @@ class Branches:
     """What becomes of the volumes."""
 
     foreign: dict[bytes, str] = field(default_factory=dict)  # by volume: why
-    split: str = ""  # why nobody can tell which branch counts; empty if that can be told
+    split: str = ""  # why nobody can tell which branch counts; empty if somebody can
     held: tuple[Node, ...] = ()  # what the log to lead with has to hold
 
 
 def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> Branches:
     """Return on which branch the store goes on. `needed`: how many of the `voting` volumes are a majority."""
     foreign = _foreign_by_their_word(stands, voting, needed)
-    stands = [one for one in stands if one.volume_id not in foreign]
-    if _are_on_one(stands):
+    stands = [stand for stand in stands if stand.volume_id not in foreign]
+    if _are_on_one_branch(stands):
         return Branches(foreign)
-    majority, log = _deepest_held([one for one in stands if one.volume_id in voting], needed)
+    majority, log = _deepest_held([stand for stand in stands if stand.volume_id in voting], needed)
     result = Branches(foreign, held=(majority,))
     agrees: bool | None
     for stand in stands:
@@ -69,13 +69,13 @@ def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> 
                 )
             elif agrees is False:
                 result.foreign[stand.volume_id] = why_foreign(stand.name, mark[0], len(voting))
-    marks = [pair for one in stands if one.volume_id not in result.foreign for pair in one.marks]
+    marks = [pair for stand in stands if stand.volume_id not in result.foreign for pair in stand.marks]
     highest, path = max(((mark, log) for mark, log in marks if log is not None), default=((0, b""), None), key=_index)
     if path is not None and highest[0] > majority[0]:
         result.held += (highest,)
         if any(path.chain_at(mark[0]) not in (mark[1], None) for mark, _ in marks):
             result.split = "commit records contradict each other, and no branch of the log has a majority"
-    logs = [one.log for one in stands if one.volume_id not in result.foreign]
+    logs = [stand.log for stand in stands if stand.volume_id not in result.foreign]
     if not _is_of_one_leader_a_term([log for log in logs if all(log.agrees(*node) for node in result.held)]):
         result.split = "two entries have one place and one term, and a term has one leader"
     if result.split:
@@ -93,7 +93,12 @@ def _foreign_by_their_word(stands: Sequence[Stand], voting: Collection[bytes], n
             stand.volume_id: f"{stand.name}: by its metadata log a majority of the volumes had entries that none of "
             "them has: the disk is of another copy of the store"
             for stand in stands
-            if sum(lost(one, stand) for one in stands if one.volume_id in voting and one is not stand) >= needed
+            if sum(
+                lost(other_stand, stand)
+                for other_stand in stands
+                if other_stand.volume_id in voting and other_stand is not stand
+            )
+            >= needed
         }
         if len(foreign) <= len(voting) - needed:
             break
@@ -117,8 +122,13 @@ def _has_lost(stand: Stand, teller: Stand) -> bool:
     committed = [path.chain_at(index) for mark, path in teller.marks if path is not None and index <= mark[0]]
     if any(chain not in (own, None) for chain in committed):
         return True
-    entry, told = stand.log.at(index), teller.log.at(index)
-    return entry is not None and told is not None and entry.chain != told.chain and entry.term <= told.term
+    entry, teller_entry = stand.log.at(index), teller.log.at(index)
+    return (
+        entry is not None
+        and teller_entry is not None
+        and entry.chain != teller_entry.chain
+        and entry.term <= teller_entry.term
+    )
 
 
 def _is_of_one_leader_a_term(logs: Sequence[Lead]) -> bool:
@@ -144,7 +154,7 @@ def _index(mark: tuple[Node, Lead | None]) -> int:
     return mark[0][0]
 
 
-def _are_on_one(stands: Sequence[Stand]) -> bool:
+def _are_on_one_branch(stands: Sequence[Stand]) -> bool:
     """Return whether everything lies on the longest log, for certain."""
     logs = [stand.log for stand in stands] + [log for stand in stands for _, log in stand.marks if log is not None]
     longest = max(logs, key=lambda log: log.tip.index, default=None)
@@ -178,9 +188,12 @@ def _agree(mark: Node, path: Lead | None, held: Node, log: Lead | None) -> bool 
 def _tell(stands: Sequence[Stand], majority: Node, log: Lead | None) -> str:
     """Return who stands where, for people."""
     branches: dict[Node, list[Stand]] = {}
-    for stand in sorted(stands, key=lambda one: -one.log.tip.index):
+    for stand in sorted(stands, key=lambda stand: -stand.log.tip.index):
         node = (stand.log.tip.index, stand.log.tip.chain)
-        leaf = next((leaf for leaf, there in branches.items() if there[0].log.chain_at(node[0]) == node[1]), node)
+        leaf = next((leaf for leaf, members in branches.items() if members[0].log.chain_at(node[0]) == node[1]), node)
         branches.setdefault(leaf, []).append(stand)
-    told = [", ".join(f"{one.name} up to entry {one.log.tip.index}" for one in there) for there in branches.values()]
-    return f"{' against '.join(told)}; the last entry that a majority holds is {majority[0]}"
+    branch_texts = [
+        ", ".join(f"{stand.name} up to entry {stand.log.tip.index}" for stand in members)
+        for members in branches.values()
+    ]
+    return f"{' against '.join(branch_texts)}; the last entry that a majority holds is {majority[0]}"

@@ -1,6 +1,6 @@
 """Reading the metadata without a lock: which entry is committed, by the commit records, and the state at it.
 
-What cannot be told from those is raised as a doubt; a session decides it under the locks (session.py).
+What cannot be known from those is raised as a doubt; a session decides it under the locks (session.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from storage_core.os_errors import raise_if_limit
 from storage_core.raft.entry import CommitRecord, Entry, EntryId
 from storage_core.raft.rules import is_quorum, majority, proven_entry
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
-from storage_core.store.ensemble.decision import Found, examine, foreign_of, newest, split_text
+from storage_core.store.ensemble.decision import ReadVolume, examine, foreign_of, newest, split_text
 from storage_core.store.ensemble.known import Memory, on_each
 from storage_core.store.ensemble.logs import Lead, Pool
 from storage_core.store.ensemble.view import View, all_applied, trail_of
@@ -85,7 +85,7 @@ class CommitReader:
         self._memory.keep(view)
         return view
 
-    def learn_voters(self) -> list[Found]:
+    def learn_voters(self) -> list[ReadVolume]:
         """Find the other volumes by what those that were given say; return what was read.
 
         That is the log of the volume with the highest commit record; if it leads nowhere, or if the others have
@@ -94,16 +94,16 @@ class CommitReader:
         if self._volumes.is_remote:
             return self._learn_voters_from_all()
         at, commit, _, _ = self._best_commit_record()
-        logs = [self._memory.found(at, for_state=True)]
+        logs = [self._memory.read(at, for_state=True)]
         if not logs[0].contents or logs[0].contents.bad is not None or not self._all_record(commit):
-            logs = self._memory.found_on(self._volumes.known)
+            logs = self._memory.read_all(self._volumes.known)
         self._take_voters(newest(logs))
         return logs
 
-    def _learn_voters_from_all(self) -> list[Found]:
+    def _learn_voters_from_all(self) -> list[ReadVolume]:
         """Raises why the logs cannot be read, if none can: without voters nobody knows what a majority has."""
         listings, self.listings = self.listings, {}
-        logs = self._memory.found_on(self._volumes.known, listings=listings)
+        logs = self._memory.read_all(self._volumes.known, listings=listings)
         lead = newest(logs)
         error = next((log.error for log in logs if log.error is not None), None)
         if lead is None and error is not None:
@@ -111,7 +111,7 @@ class CommitReader:
         self._take_voters(lead)
         read = {log.volume_id: log for log in logs}
         others = [volume for volume in self._volumes.known if volume.volume_id not in read]
-        read |= {log.volume_id: log for log in self._memory.found_on(others)}
+        read |= {log.volume_id: log for log in self._memory.read_all(others)}
         return [read[volume.volume_id] for volume in self._volumes.known]
 
     def _take_voters(self, lead: Lead | None) -> None:
@@ -124,7 +124,7 @@ class CommitReader:
             )
         self._volumes.voters = voters
 
-    def _are_all(self, seen: list[Found] | None) -> bool:
+    def _are_all(self, seen: list[ReadVolume] | None) -> bool:
         """Return whether what was read are the logs of all volumes, whole, each of which says where it ends."""
         logs = {log.volume_id: log.contents for log in seen or ()}
         whole = [volume_id for volume_id, log in logs.items() if log is not None and log.bad is None and log.end]
@@ -140,7 +140,9 @@ class CommitReader:
                 continue
         return True
 
-    def _best_commit_record(self, seen: list[Found] | None = None) -> tuple[Volume, CommitRecord | None, bool, bool]:
+    def _best_commit_record(
+        self, seen: list[ReadVolume] | None = None
+    ) -> tuple[Volume, CommitRecord | None, bool, bool]:
         """Return the highest commit record, where it stands, whether enough of all are whole to go by it, and whether
         a majority has this very one.
 
@@ -160,7 +162,7 @@ class CommitReader:
             self._marks |= {key: Mark(log.commit, True, log.end, log.newest) for key, log in logs.items()}
             marks = [self._marks[volume.volume_id] for volume in self._volumes.known]
         else:
-            marks = on_each(self._env, self._volumes.known, self._mark)
+            marks = on_each(self._env, self._volumes.known, self._mark, is_shared=True)
         for volume, mark in zip(self._volumes.known, marks, strict=True):
             if isinstance(mark, (StorageError, OSError)):
                 raise_if_limit(mark, volume.path)
@@ -221,30 +223,30 @@ class CommitReader:
             tail = at.log.read_tail(start) if start is not None else None
         if start is None or tail is None:
             return None
-        index, chain, trail = known.index, known.chain, known.trail
-        all_used = tail.is_clean
-        entries: list[Entry] = []
-        for record in tail.records:
-            if not isinstance(record, Entry) or record.index <= index:
-                continue
-            if record.index > commit.index or not record.follows(chain):
-                all_used = False
-                break
-            entries.append(record)
-            index, chain = record.index, record.chain
-            trail = longer_trail(trail, chain)
-        if (index, chain) != (commit.index, commit.chain):
+        followed = _followed(known, tail, commit)
+        if followed is None:
             return None
-        state = all_applied(known.state, entries)
-        positions = {**known.positions, at.volume_id: tail.position if all_used else start}
-        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
+        entries, all_used = followed
+        tails = {at.volume_id: (tail, all_used)}
+        for volume_id, mark in self._marks.items():  # where the others' logs end, so that nobody reads that again
+            behind = mark.behind
+            if volume_id not in tails and behind is not None and behind.start == known.positions.get(volume_id):
+                followed = _followed(known, behind.tail, commit)
+                if followed is not None:
+                    tails[volume_id] = (behind.tail, followed[1])
+        trail = known.trail
+        for entry in entries:
+            trail = longer_trail(trail, entry.chain)
+        positions = {volume_id: used.position for volume_id, (used, all_used) in tails.items() if all_used}
+        terms = [record.term for used, _ in tails.values() for record in used.records]
         return replace(
-            known, state=state, index=index, term=commit.term, chain=chain, commit=commit, positions=positions,
-            term_seen=term_seen, trail=trail,
+            known, state=all_applied(known.state, entries), index=commit.index, term=commit.term, chain=commit.chain,
+            commit=commit, positions={**known.positions, **positions},
+            term_seen=max([known.term_seen, commit.term, *terms]), trail=trail,
         )  # fmt: skip
 
     def read_up_to(
-        self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None
+        self, commit: CommitRecord, first: bool, clean: bool, seen: list[ReadVolume] | None = None
     ) -> tuple[View, bool]:
         """Return the state at a commit record, from all contents, and whether a majority holds its entry.
 
@@ -254,7 +256,7 @@ class CommitReader:
         """
         are_all = self._are_all(seen)
         if seen is None:
-            logs = self._memory.found_on(self._volumes.look())
+            logs = self._memory.read_all(self._volumes.look())
         else:
             logs = seen if are_all else self._seen_beside(seen)
         if (seen is None or are_all) and len(logs) > 1:
@@ -301,7 +303,7 @@ class CommitReader:
             if not clean:
                 raise CorruptionError(
                     f"a commit record is torn or damaged, and entries stand above {commit.index}, which the one "
-                    "before it names; opening the store for writing settles which of them count"
+                    "before it names; opening the store for writing decides which of them count"
                 )
             self.undecided = view
             raise Doubt
@@ -328,7 +330,7 @@ class CommitReader:
         ]
         return is_quorum(voting, agreeing)
 
-    def _ours(self, logs: list[Found], commit: CommitRecord) -> tuple[list[Found], CommitRecord]:
+    def _ours(self, logs: list[ReadVolume], commit: CommitRecord) -> tuple[list[ReadVolume], CommitRecord]:
         """Return those of the volumes that are not of another copy of the store, and their highest commit record.
 
         Raises NoQuorumError if nobody can tell which copy counts, CorruptionError if ours has no commit record.
@@ -349,21 +351,21 @@ class CommitReader:
         if not foreign:
             return logs, commit
         if decision.commit is None:
-            raise CorruptionError(decision.findings[next(iter(foreign))].reason)
+            raise CorruptionError(decision.statuses[next(iter(foreign))].reason)
         return [log for log in logs if log.volume_id not in foreign], decision.commit
 
-    def _read_again(self, before: Found) -> Found:
+    def _read_again(self, before: ReadVolume) -> ReadVolume:
         volume = next((volume for volume in self._volumes.known if volume.volume_id == before.volume_id), None)
-        return self._memory.found(volume) if volume is not None else before
+        return self._memory.read(volume) if volume is not None else before
 
-    def _seen_beside(self, seen: list[Found]) -> list[Found]:
+    def _seen_beside(self, seen: list[ReadVolume]) -> list[ReadVolume]:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
-        there = {log.volume_id for log in seen}
+        seen_ids = {log.volume_id for log in seen}
         contents = [log.contents for log in seen if log.contents is not None]
         after = min((log.snapshot.index if log.snapshot is not None else 0 for log in contents), default=0)
         logs = list(seen)
         for volume in self._volumes.known:
-            if volume.volume_id not in there and volume.identity is not None:
+            if volume.volume_id not in seen_ids and volume.identity is not None:
                 try:
                     entries = volume.log.read_entries(after)
                 except UnsupportedVersionError:
@@ -371,7 +373,7 @@ class CommitReader:
                 except (StorageError, OSError) as error:  # what it held, if anything, is for a session to find out
                     raise_if_limit(error, volume.path)
                     continue
-                logs.append(Found(volume.volume_id, str(volume.path), volume.identity.instance_id, entries))
+                logs.append(ReadVolume(volume.volume_id, str(volume.path), volume.identity.instance_id, entries))
         return logs
 
     def _is_being_written(self, tip: int, committed: int) -> bool:
@@ -420,10 +422,28 @@ class CommitReader:
         return mark
 
 
+def _followed(known: View, tail: Tail, commit: CommitRecord) -> tuple[list[Entry], bool] | None:
+    """Return the entries of a tail that lead from what is known to a commit record, and whether it ends there.
+
+    None if they do not lead there.
+    """
+    index, chain, all_used = known.index, known.chain, tail.is_clean
+    entries: list[Entry] = []
+    for record in tail.records:
+        if not isinstance(record, Entry) or record.index <= index:
+            continue
+        if record.index > commit.index or not record.follows(chain):
+            all_used = False
+            break
+        entries.append(record)
+        index, chain = record.index, record.chain
+    return (entries, all_used) if (index, chain) == (commit.index, commit.chain) else None
+
+
 def _goes_on_from(view: View, known: View) -> bool:
     """Return whether nothing that is known is missing in the view."""
-    there = trail_chain(view.trail, view.index, known.index)
-    return view.index >= known.index and there in (known.chain, None)
+    chain = trail_chain(view.trail, view.index, known.index)
+    return view.index >= known.index and chain in (known.chain, None)
 
 
 def _at_snapshot(pool: Pool, contents: Iterable[LogContents], index: int) -> Lead:

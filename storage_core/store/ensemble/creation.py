@@ -17,6 +17,7 @@ from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.paths import ObjectPath, is_in_object_store, real_place
 from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.log_format import Record
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store import lock_domain
 from storage_core.store.ensemble import unfinished
@@ -99,6 +100,14 @@ def fill_prefixes(
         object_probe.check_each(paths, env)
         object_probe.check_distinct(paths, env)
         ordered = sorted(volumes, key=lambda volume: str(volume.path))
+        entry = first.entry
+        records: list[Record] = [first.vote]
+        snapshot, commit = None, None
+        if first.body is None:
+            records.append(entry)
+        else:
+            snapshot = entry.id, entry.history, first.body
+            commit = CommitRecord(1, entry.term, entry.index, entry.chain)
         begun: list[Volume] = []  # what lies there but for identities is this attempt's
         try:
             for volume in ordered if mark else ():
@@ -107,11 +116,9 @@ def fill_prefixes(
             if content is not None:
                 content(volumes)
             for volume in ordered:
-                begun += [] if mark else [volume]
-                body = (first.entry.id, first.entry.history, first.body) if first.body is not None else None
-                entry = first.entry
-                commit = CommitRecord(1, entry.term, entry.index, entry.chain) if body is not None else None
-                volume.log.begin([first.vote] if body is not None else [first.vote, entry], body, commit)
+                if not mark:
+                    begun.append(volume)
+                volume.log.begin(records, snapshot, commit)
             for volume in reversed(ordered):  # whoever sees an identity finds all the rest
                 _claim(volume, env)
         except Exception as error:
@@ -124,16 +131,16 @@ def fill_prefixes(
 
 def _check_free(path: Path, env: Environment) -> None:
     """Raise AlreadyExistsError unless nothing lies at a prefix, NotAStoreError if there is no such bucket."""
-    there = listed(path, env)
-    if volume_file.FILE_NAME in there:
+    names = listed(path, env)
+    if volume_file.FILE_NAME in names:
         raise AlreadyExistsError(f"{path} holds a jstream store already")
-    if RESTORING in there:
+    if RESTORING in names:
         raise AlreadyExistsError(
             f"{path}: a backup is being restored there, or that was interrupted: if nobody does, remove everything "
             "below it and restore again"
         )
-    if there:
-        raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+    if names:
+        raise AlreadyExistsError(f"{path} is not empty: {', '.join(names[:5])}")
 
 
 def _claim(volume: Volume, env: Environment) -> None:
@@ -208,12 +215,12 @@ def fill(
     `content` is called in between, with their locks held: what it writes is durable when it returns, and all in files
     that `empty` takes away.
     """
-    with translated(", ".join(str(one.path) for one in made)):
+    with translated(", ".join(str(volume.path) for volume in made)):
         for volume in made:
             _make_root(volume.path, env)
             env.files.share_directory(volume.path, settings.is_shared)
-        by_id = sorted(made, key=lambda one: one.volume_id)
-        with locks.hold(env.files, [one.path for one in by_id], len(made), 0.0):
+        by_id = sorted(made, key=lambda volume: volume.volume_id)
+        with locks.hold(env.files, [volume.path for volume in by_id], len(made), 0.0):
             for volume in made:
                 check_empty(volume.path, env)  # once more: another process may have been faster
                 probe.check(volume.path, env)
@@ -283,14 +290,14 @@ def _make_parents(path: Path, is_shared: bool, env: Environment) -> None:
     """Make the directories that a volume lies in, durably. A store that is repaired or restored asks for them to be
     there: a missing one is then rather a disk that is not mounted.
     """
-    missing = list(itertools.takewhile(lambda one: not env.files.is_directory(one), path.parents))
-    for one in reversed(missing):
+    missing = list(itertools.takewhile(lambda parent: not env.files.is_directory(parent), path.parents))
+    for parent in reversed(missing):
         try:
-            env.files.make_directory(one)
+            env.files.make_directory(parent)
         except (FileExistsError, NotADirectoryError) as error:
-            raise ValueError(f"volumes: {path} cannot be made, {one} is not a directory") from error
-        env.files.share_directory(one, is_shared)
-        env.files.sync_directory(one.parent)
+            raise ValueError(f"volumes: {path} cannot be made, {parent} is not a directory") from error
+        env.files.share_directory(parent, is_shared)
+        env.files.sync_directory(parent.parent)
 
 
 def _make_root(path: Path, env: Environment) -> None:
@@ -306,27 +313,32 @@ def _make_root(path: Path, env: Environment) -> None:
 
 
 def is_free(path: Path, env: Environment) -> bool:
-    """Return whether a volume can be made there: nothing is, or what a creation left that did not get to its end."""
+    """Return whether a volume can be made there: nothing is, or what a creation left that did not get to its end.
+
+    Or, in an object store, what one has put there that may be under way.
+    """
     try:
-        there = set(env.files.list_directory(path))
+        names = set(env.files.list_directory(path))
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    return CREATING in there or not there - {locks.FILE_NAME, *probe.NAMES}
+    if is_in_object_store(path):
+        return all(name == log.DIRECTORY or name.startswith(object_probe.NAME_PREFIX) for name in names)
+    return CREATING in names or not names - {locks.FILE_NAME, *probe.NAMES}
 
 
 def check_empty(path: Path, env: Environment) -> None:
     """Raise AlreadyExistsError unless there is nothing in the directory but its lock."""
-    there = sorted(set(env.files.list_directory(path)) - {locks.FILE_NAME, *probe.NAMES})
-    if volume_file.FILE_NAME in there:
+    names = sorted(set(env.files.list_directory(path)) - {locks.FILE_NAME, *probe.NAMES})
+    if volume_file.FILE_NAME in names:
         raise AlreadyExistsError(f"{path} holds a jstream store already")
-    if RESTORING in there:
+    if RESTORING in names:
         raise AlreadyExistsError(f"{path} holds a restore that was not finished: restore onto the same volumes again")
-    if CREATING in there:
+    if CREATING in names:
         raise AlreadyExistsError(f"{path}: a store is being made there, or that was interrupted: create it again")
-    if there:
-        raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+    if names:
+        raise AlreadyExistsError(f"{path} is not empty: {', '.join(names[:5])}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What to do with the volumes of a store as a session finds them: one pure decision, made from all logs at once.
 
-Evidence is everything that the metadata files of every volume that can be read say (log.py). The decision names the log
+Judged is everything that the metadata files of every volume that can be read say (log.py). The decision names the log
 to lead with, who votes, and what each volume needs before it may count. Nothing here reads or writes.
 
 The rules, with the reasons in docs/locks-and-stability.md:
@@ -18,8 +18,9 @@ The rules, with the reasons in docs/locks-and-stability.md:
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage_core.errors import CorruptionError, NoQuorumError, StorageError
+from storage_core.errors import CorruptionError, NoQuorumError, ProcessError, StorageError
 from storage_core.metadata.commands import Voter
+from storage_core.os_errors import too_few
 from storage_core.raft.entry import START, CommitRecord, EntryId
 from storage_core.raft.rules import is_quorum, losses_survived, majority, proven_entry, rank
 from storage_core.store.ensemble import branches
@@ -34,7 +35,7 @@ _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadVolume:
     """One volume as a session found it."""
 
     volume_id: bytes
@@ -49,7 +50,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VolumeStatus:
     """What a volume's metadata is like, and what was decided about it."""
 
     state: VolumeState
@@ -63,7 +64,7 @@ class Finding:
     end: Position = Position(0, 0)  # the same as a place in its files
 
 
-NOT_A_VOLUME = Finding(VolumeState.MISSING, "no volume of this store")
+NOT_A_VOLUME = VolumeStatus(VolumeState.MISSING, "no volume of this store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +73,18 @@ class Decision:
     commit: CommitRecord | None  # the highest that can be read
     term_seen: int  # the highest that anything speaks of
     durable: Mapping[bytes, int]  # by volume: the highest index that anything says to be durable there
-    findings: Mapping[bytes, Finding]
+    statuses: Mapping[bytes, VolumeStatus]
     above: str | None = None  # what was committed that the log to lead with does not hold
     split: str = ""  # why nobody can tell which branch of the log counts: who stands where
 
     @property
     def voting(self) -> list[bytes]:
-        return [volume_id for volume_id, finding in self.findings.items() if finding.votes]
+        return [volume_id for volume_id, status in self.statuses.items() if status.votes]
 
     @property
-    def is_settled(self) -> bool:
+    def is_recovered(self) -> bool:
         """Return whether nothing has to be written before the log may be gone on with."""
-        return all(finding.in_step for finding in self.findings.values() if finding.written)
+        return all(status.in_step for status in self.statuses.values() if status.written)
 
 
 class Contended(Exception):
@@ -94,7 +95,7 @@ class Contended(Exception):
 class _Judged:
     """A volume before it is known which log leads."""
 
-    found: Found
+    volume: ReadVolume
     contents: LogContents
     tip: EntryId
     bad: int = 0  # first position that is not whole; 0: none
@@ -104,70 +105,73 @@ class _Judged:
     reason: str = ""
 
 
-def decide(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
+def decide(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
     """Return what to do, with the volumes in the order of `voters`.
 
     Raises NoQuorumError if too few volumes may vote, or copies of the store went separate ways and none has a majority,
-    CorruptionError if a commit record is above every log that can be read, or if the only volume is damaged; Contended.
+    ProcessError if volumes refuse this process and enough would vote otherwise, CorruptionError if a commit record is
+    above every log that can be read, or if the only volume is damaged; Contended.
     """
-    decision = examine(found, voters)
+    decision = examine(volumes, voters)
     if decision.split:
-        if any(one.contents is not None and one.busy for one in found):
+        if any(volume.contents is not None and volume.busy for volume in volumes):
             raise Contended
         raise NoQuorumError(split_text(decision))
-    _check_votes(decision, [voter.volume_id for voter in voters if not voter.learner], found)
+    _check_votes(decision, [voter.volume_id for voter in voters if not voter.learner], volumes)
     if decision.above is not None:
         raise CorruptionError(decision.above)
     return decision
 
 
-def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
+def examine(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
     """Return the same without a judgement on whether it is enough to go on with."""
-    voting_ids = [one.volume_id for one in voters if not one.learner]
-    at_hand = {one.volume_id: one for one in found}
-    findings: dict[bytes, Finding] = {}
-    read: dict[bytes, Found] = {}
+    voting_ids = [voter.volume_id for voter in voters if not voter.learner]
+    at_hand = {volume.volume_id: volume for volume in volumes}
+    statuses: dict[bytes, VolumeStatus] = {}
+    read: dict[bytes, ReadVolume] = {}
     for voter in voters:
-        there = at_hand.get(voter.volume_id, Found(voter.volume_id, voter.path, reason="the volume was not found"))
-        problem = _excluded(there, voter)
+        volume = at_hand.get(
+            voter.volume_id, ReadVolume(voter.volume_id, voter.path, reason="the volume was not found")
+        )
+        problem = _excluded(volume, voter)
         # What a retired volume holds counts, its vote does not.
         if problem is None or problem.state is VolumeState.RETIRED:
-            read[voter.volume_id] = there
+            read[voter.volume_id] = volume
         if problem is not None:
-            findings[voter.volume_id] = problem
-    everything = {volume_id: one.contents for volume_id, one in read.items() if one.contents is not None}
+            statuses[voter.volume_id] = problem
+    everything = {volume_id: volume.contents for volume_id, volume in read.items() if volume.contents is not None}
     pool = Pool(everything.values())
     sides = _sides(read, pool, voting_ids, majority(len(voting_ids)))
     for volume_id, why in sides.foreign.items():
-        findings[volume_id] = _foreign(why, everything[volume_id])
+        statuses[volume_id] = _foreign(why, everything[volume_id])
     contents = {volume_id: log for volume_id, log in everything.items() if volume_id not in sides.foreign}
     if sides.foreign:
         pool = Pool(contents.values())
     unreadable = sum(volume_id not in contents for volume_id in voting_ids)
     rules = _Rules(contents, pool, unreadable <= losses_survived(len(voting_ids)), voting_ids)
     judged = [rules.judge(read[volume_id]) for volume_id in contents]
-    for one in judged:
-        may = one.found.locked and one.found.volume_id not in findings
-        one.vote = one.vote and may and one.found.volume_id in voting_ids
-        one.written = one.written and may
-    lead = _best((one.tip for one in judged), pool, sides.held)
-    for one in judged:
-        findings.setdefault(one.found.volume_id, _finding(one, lead, is_split=bool(sides.split)))
+    for verdict in judged:
+        may = verdict.volume.locked and verdict.volume.volume_id not in statuses
+        verdict.vote = verdict.vote and may and verdict.volume.volume_id in voting_ids
+        verdict.written = verdict.written and may
+    lead = _best((verdict.tip for verdict in judged), pool, sides.held)
+    for verdict in judged:
+        statuses.setdefault(verdict.volume.volume_id, _status(verdict, lead, is_split=bool(sides.split)))
     term = max((log.term for log in contents.values()), default=0)
-    ordered = {voter.volume_id: findings[voter.volume_id] for voter in voters}
+    ordered = {voter.volume_id: statuses[voter.volume_id] for voter in voters}
     return Decision(lead, rules.commit, term, pool.statements, ordered, _above(judged, lead), sides.split)
 
 
-def newest(found: Sequence[Found]) -> Lead | None:
+def newest(volumes: Sequence[ReadVolume]) -> Lead | None:
     """Return the log to learn from who the voters are: the best of the branch on which most volumes stand, if there is
     more than one. None if nothing can be read.
     """
-    read = {one.volume_id: one for one in found if one.contents is not None}
-    contents = {volume_id: one.contents for volume_id, one in read.items() if one.contents is not None}
+    read = {volume.volume_id: volume for volume in volumes if volume.contents is not None}
+    contents = {volume_id: volume.contents for volume_id, volume in read.items() if volume.contents is not None}
     if not contents:
         return None
     pool = Pool(contents.values())
-    sides = _sides(read, pool, list(contents), majority(len(found)))
+    sides = _sides(read, pool, list(contents), majority(len(volumes)))
     return _best((pool.tip_of(log) for key, log in contents.items() if key not in sides.foreign), pool, sides.held)
 
 
@@ -179,33 +183,33 @@ def split_text(decision: Decision) -> str:
     )
 
 
-def foreign_of(found: Sequence[Found], decision: Decision) -> dict[bytes, CommitRecord | None]:
+def foreign_of(volumes: Sequence[ReadVolume], decision: Decision) -> dict[bytes, CommitRecord | None]:
     """Return the volumes that are of another copy of the store, or another instance, with their commit records."""
     return {
-        one.volume_id: one.contents.commit
-        for one in found
-        if one.contents is not None
-        and one.volume_id in decision.findings
-        and decision.findings[one.volume_id].state == VolumeState.FOREIGN
+        volume.volume_id: volume.contents.commit
+        for volume in volumes
+        if volume.contents is not None
+        and volume.volume_id in decision.statuses
+        and decision.statuses[volume.volume_id].state == VolumeState.FOREIGN
     }
 
 
-def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], needed: int) -> Branches:
+def _sides(read: Mapping[bytes, ReadVolume], pool: Pool, voting: Collection[bytes], needed: int) -> Branches:
     """Return which volumes are of another copy of the store."""
     stands = []
-    for volume_id, one in read.items():
-        if one.contents is None:
+    for volume_id, volume in read.items():
+        if volume.contents is None:
             continue
-        snapshot, commit = one.contents.snapshot, one.contents.commit
+        snapshot, commit = volume.contents.snapshot, volume.contents.commit
         marks: list[tuple[Node, Lead | None]] = []
         if snapshot is not None:
             marks.append(((snapshot.index, snapshot.chain), pool.lead_to(snapshot.entry)))
         if commit is not None:
             place = pool.place_of(commit)
             marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
-        log = pool.lead_to(pool.tip_of(one.contents))
-        end = one.contents.bad.index - 1 if one.contents.bad is not None else _end(one.contents)
-        stands.append(Stand(volume_id, one.name, log, tuple(marks), end, _stated(one.contents)))
+        log = pool.lead_to(pool.tip_of(volume.contents))
+        end = volume.contents.bad.index - 1 if volume.contents.bad is not None else _end(volume.contents)
+        stands.append(Stand(volume_id, volume.name, log, tuple(marks), end, _stated(volume.contents)))
     return branches.compare(stands, voting, needed)
 
 
@@ -230,22 +234,22 @@ def _best(tips: Iterable[EntryId], pool: Pool, held: Sequence[Node]) -> Lead:
     )
 
 
-def _foreign(why: str, contents: LogContents) -> Finding:
-    return Finding(VolumeState.FOREIGN, why, index=contents.tip.index)
+def _foreign(why: str, contents: LogContents) -> VolumeStatus:
+    return VolumeStatus(VolumeState.FOREIGN, why, index=contents.tip.index)
 
 
-def _excluded(found: Found, voter: Voter) -> Finding | None:
+def _excluded(volume: ReadVolume, voter: Voter) -> VolumeStatus | None:
     """Return why a volume is no part of this session at all, None if it is."""
-    if found.contents is None:
-        return Finding(found.state, found.reason)
-    index = found.contents.tip.index
-    if found.instance_id != voter.instance_id:
+    if volume.contents is None:
+        return VolumeStatus(volume.state, volume.reason)
+    index = volume.contents.tip.index
+    if volume.instance_id != voter.instance_id:
         reason = (
-            f"{found.name} is instance {found.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
+            f"{volume.name} is instance {volume.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
         )
-        return Finding(VolumeState.FOREIGN, reason, index=index)
+        return VolumeStatus(VolumeState.FOREIGN, reason, index=index)
     if voter.retired:
-        return Finding(VolumeState.RETIRED, voter.retired, index=index)
+        return VolumeStatus(VolumeState.RETIRED, voter.retired, index=index)
     return None
 
 
@@ -263,40 +267,42 @@ class _Rules:
         if proven is not None and (self.commit is None or proven.index > self.commit.index):
             self.commit = CommitRecord(proven.index, proven.term, proven.index, proven.chain)
 
-    def judge(self, found: Found) -> _Judged:
+    def judge(self, volume: ReadVolume) -> _Judged:
         """Return whether a volume may vote as far as its own log, the marks and the others' copies go."""
-        contents = self._contents[found.volume_id]
-        judged = _Judged(found, contents, self._pool.tip_of(contents))
+        contents = self._contents[volume.volume_id]
+        judged = _Judged(volume, contents, self._pool.tip_of(contents))
         end = _end(contents)
-        said = self._pool.statements.get(found.volume_id, 0)
+        said = self._pool.statements.get(volume.volume_id, 0)
         snapshot_index = contents.snapshot.index if contents.snapshot is not None else 0
         # Entry 1 was durable before the volume had its identity.
         marks = max(1, snapshot_index, said, self.commit.index if self.commit is not None else 0)
         if end < said:
             judged.vote, judged.state = False, VolumeState.ROLLED_BACK
-            judged.reason = f"{found.name}: the log ends at entry {end}, and entries up to {said} were durable there"
+            judged.reason = f"{volume.name}: the log ends at entry {end}, and entries up to {said} were durable there"
         own, followed = contents.commit, False
         if contents.bad is not None:
             judged.bad, followed = contents.bad.index, contents.bad.followed
-            what = f"the metadata log is damaged at entry {judged.bad} ({contents.bad.where})"
+            problem = f"the metadata log is damaged at entry {judged.bad} ({contents.bad.where})"
         elif contents.tip.index < max(1, own.index if own is not None else 0):
             judged.bad = contents.tip.index + 1
-            what = f"the metadata log ends at entry {contents.tip.index}: it was cut or rolled back"
+            problem = f"the metadata log ends at entry {contents.tip.index}: it was cut or rolled back"
         if not judged.bad:
             return judged
-        if self._has_copy(found.volume_id, judged.bad):
+        if self._has_copy(volume.volume_id, judged.bad):
             if judged.bad <= marks or followed:
                 judged.state, judged.reason = (
                     VolumeState.DAMAGED,
-                    f"{found.name}: {what}; another volume has a whole copy",
+                    f"{volume.name}: {problem}; another volume has a whole copy",
                 )
             return judged
         if judged.bad <= marks or followed:
-            judged.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
+            judged.reason = f"{volume.name}: {problem}; entries up to {marks} were committed. {_UNCHANGED}"
         elif contents.marks_are_lost:
-            judged.reason = f"{found.name}: {what}, and so are the commit records, which tell what counts. {_UNCHANGED}"
+            judged.reason = (
+                f"{volume.name}: {problem}, and so are the commit records, which tell what counts. {_UNCHANGED}"
+            )
         elif not self._may_cut:
-            judged.reason = f"{found.name}: {what}, and too few other volumes can be read to tell what it was"
+            judged.reason = f"{volume.name}: {problem}, and too few other volumes can be read to tell what it was"
         else:
             return judged  # a torn tail
         judged.vote = judged.written = False
@@ -305,17 +311,17 @@ class _Rules:
 
     def _has_copy(self, volume_id: bytes, index: int) -> bool:
         """Return whether another volume has a whole entry at `index`, or a snapshot that covers it."""
-        others = [log for other, log in self._contents.items() if other != volume_id]
-        if any(other.snapshot is not None and other.snapshot.index >= index for other in others):
+        others = [log for other_id, log in self._contents.items() if other_id != volume_id]
+        if any(log.snapshot is not None and log.snapshot.index >= index for log in others):
             return True
-        return any(self._pool.holds(other.everything.get(index)) for other in others)
+        return any(self._pool.holds(log.everything.get(index)) for log in others)
 
 
-def _finding(judged: _Judged, lead: Lead, is_split: bool) -> Finding:
+def _status(judged: _Judged, lead: Lead, is_split: bool) -> VolumeStatus:
     index, commit, snapshot = judged.contents.tip.index, judged.contents.commit, judged.contents.snapshot
     for mark in (snapshot, commit):
         if is_split and mark is not None and mark.index <= lead.tip.index and not lead.agrees(mark.index, mark.chain):
-            return _foreign(branches.why_foreign(judged.found.name, mark.index, 2), judged.contents)
+            return _foreign(branches.why_foreign(judged.volume.name, mark.index, 2), judged.contents)
     in_step = (
         not judged.bad
         and judged.contents.tip == lead.tip
@@ -327,12 +333,14 @@ def _finding(judged: _Judged, lead: Lead, is_split: bool) -> Finding:
     state, reason = judged.state, judged.reason
     if state == VolumeState.CURRENT and judged.contents.tip.index < lead.tip.index:
         state = VolumeState.BEHIND
-        reason = f"{judged.found.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
+        reason = f"{judged.volume.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
     drop = bool(judged.bad) and commit is not None and judged.bad <= commit.index
     keep = _kept(judged, lead)
     if judged.bad:
         keep = min(keep, judged.bad - 1)
-    return Finding(state, reason, judged.vote, judged.written, in_step, keep, drop, index, judged.contents.position)
+    return VolumeStatus(
+        state, reason, judged.vote, judged.written, in_step, keep, drop, index, judged.contents.position
+    )
 
 
 def _kept(judged: _Judged, lead: Lead) -> int:
@@ -350,42 +358,45 @@ def _kept(judged: _Judged, lead: Lead) -> int:
     return durable
 
 
-def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequence[Found]) -> None:
+def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Sequence[ReadVolume]) -> None:
     if is_quorum(voting_ids, decision.voting):
         return
     needed = majority(len(voting_ids))
-    if any(one.contents is not None and one.busy for one in found):
+    if any(volume.contents is not None and volume.busy for volume in volumes):
         raise Contended
     if len(voting_ids) == 1:
-        for one in found:
-            if one.volume_id == voting_ids[0] and one.error is not None:
-                if type(one.error) is CorruptionError:
-                    raise CorruptionError(f"{one.error}. {REMEDY}", **one.error.fields) from one.error
-                raise one.error
-        raise CorruptionError(f"{decision.findings[voting_ids[0]].reason}. {REMEDY}")
-    others = [decision.findings[one] for one in voting_ids if not decision.findings[one].votes]
-    reasons = "; ".join(f"{other.state}: {other.reason}" for other in others)
+        for volume in volumes:
+            if volume.volume_id == voting_ids[0] and volume.error is not None:
+                if type(volume.error) is CorruptionError:
+                    raise CorruptionError(f"{volume.error}. {REMEDY}", **volume.error.fields) from volume.error
+                raise volume.error
+        raise CorruptionError(f"{decision.statuses[voting_ids[0]].reason}. {REMEDY}")
+    others = [decision.statuses[volume_id] for volume_id in voting_ids if not decision.statuses[volume_id].votes]
+    reasons = "; ".join(f"{status.state}: {status.reason}" for status in others)
     sound = (VolumeState.CURRENT, VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.RETIRED)
-    whole = [one for one in voting_ids if decision.findings[one].state in sound]
+    whole = [volume_id for volume_id in voting_ids if decision.statuses[volume_id].state in sound]
     if len(whole) >= needed:  # nothing has to be made anew of them
         advice = "Bring a volume back; take away one that is of another copy of the store"
     else:
         advice = f"Bring a volume back; if they are gone for good, {_REBUILD}"
-    raise NoQuorumError(
+    error = NoQuorumError(
         f"{len(decision.voting)} of {len(voting_ids)} volumes can vote, {needed} are needed ({reasons}). Nothing has "
         f"been changed. {advice}",
         available=len(decision.voting),
         needed=needed,
     )
+    errors = {volume.volume_id: volume.error for volume in volumes}
+    missing = [errors.get(volume_id) for volume_id in voting_ids if not decision.statuses[volume_id].votes]
+    raise too_few(error, [why for why in missing if isinstance(why, ProcessError)])
 
 
 def _above(judged: Sequence[_Judged], lead: Lead) -> str | None:
-    for one in judged:
-        commit = one.contents.commit
+    for verdict in judged:
+        commit = verdict.contents.commit
         if commit is None or lead.agrees(commit.index, commit.chain):
             continue
         return (
-            f"{one.found.name}: the metadata log ends at entry {lead.tip.index} without entry {commit.index}, and "
+            f"{verdict.volume.name}: the metadata log ends at entry {lead.tip.index} without entry {commit.index}, and "
             f"entries up to there were committed: it was cut or rolled back. {_UNCHANGED}"
         )
     return None

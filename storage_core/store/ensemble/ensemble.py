@@ -21,6 +21,7 @@ from storage_core.errors import (
     DiskFullError,
     NoQuorumError,
     NotAStoreError,
+    ProcessError,
     ReadOnlyError,
     StorageError,
     StoreBusyError,
@@ -28,15 +29,16 @@ from storage_core.errors import (
     UnsupportedVersionError,
     VolumeFailedError,
 )
+from storage_core.forks import Stage, renew_in_children
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit, raise_if_of_process
 from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.commit_reader import CommitReader, Doubt, Unproven
-from storage_core.store.ensemble.decision import REMEDY, Contended, Finding, examine
+from storage_core.store.ensemble.decision import REMEDY, Contended, VolumeStatus, examine
 from storage_core.store.ensemble.known import Memory
+from storage_core.store.ensemble.log_recovery import Relock
 from storage_core.store.ensemble.session import LookAgain, Session
-from storage_core.store.ensemble.settling import Relock
 from storage_core.store.ensemble.view import View
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
@@ -65,7 +67,7 @@ class Metadata:
         self.memory = Memory(env)
         self._reader = CommitReader(env, self._volumes, self.memory, read_only)
         self.renew()
-        locks.renew_in_children(self)
+        renew_in_children(Stage.STORES, self)
 
     def renew(self) -> None:
         """Lead nothing, and hold nothing: a forked child is another process."""
@@ -80,11 +82,11 @@ class Metadata:
         CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
         if not any(is_in_object_store(path) for path in paths):
-            return cls(env, volumes.given(env.files, paths), paths, read_only)
+            return cls(env, volumes.named(env.files, paths), paths, read_only)
         calls = [VolumeCall(env.files, path / DIRECTORY, partial(read_identity, env.files, path)) for path in paths]
         lists = [VolumeCall(env.files, path / DIRECTORY, partial(listing_of, env.files, path)) for path in paths]
         outcomes: list[Any] = env.parallel([*calls, *(lists if for_view else ())])
-        metadata = cls(env, volumes.given(env.files, paths, outcomes[: len(paths)]), paths, read_only)
+        metadata = cls(env, volumes.named(env.files, paths, outcomes[: len(paths)]), paths, read_only)
         listings = dict(zip(paths, outcomes[len(paths) :], strict=False))
         metadata._reader.listings = {
             volume.volume_id: listings[volume.path]
@@ -149,7 +151,8 @@ class Metadata:
                     lock_timeout_s
                 ) as session:  # nothing moves under the lock: what is missing is missing
                     return session.view
-            except (ReadOnlyError, StoreBusyError, DiskFullError, NoQuorumError):
+            except (ReadOnlyError, StoreBusyError, DiskFullError, NoQuorumError, ProcessError) as caught:
+                raise_if_limit(caught, self.label)
                 if self._reader.undecided is None:
                     raise
         if self._reader.undecided is None and proven is not None:
@@ -166,43 +169,43 @@ class Metadata:
         self.memory.keep(self._reader.undecided)
         return self._reader.undecided
 
-    def standings(self, lock_timeout_s: float) -> dict[bytes, Finding]:
+    def statuses(self, lock_timeout_s: float) -> dict[bytes, VolumeStatus]:
         """Return what the metadata of each volume is like, without a lock if that can be.
 
         Logs are read one after another: a volume that is being written meanwhile may seem to be behind, damaged, or to
         have been rolled back. So what is not current is looked at again, until its log has stood still, at last under
-        the locks. One that keeps growing is written by a holder, who writes those alone that are in step.
+        the locks. One that keeps growing is written by a session, which writes those alone that are in step.
         """
-        result: dict[bytes, Finding] = {}
+        result: dict[bytes, VolumeStatus] = {}
         moving: set[bytes] = set()
         for _ in range(READ_ATTEMPTS):
             before, view = result, self.view(lock_timeout_s)
             result = dict(
-                examine([self.memory.found(volume) for volume in self._volumes.look()], view.state.voters).findings
+                examine([self.memory.read(volume) for volume in self._volumes.look()], view.state.voters).statuses
             )
             moving = {
                 volume_id
-                for volume_id, finding in result.items()
-                if finding.state
+                for volume_id, status in result.items()
+                if status.state
                 in (VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.DAMAGED, VolumeState.FOREIGN)
-                and finding != before.get(volume_id)
+                and status != before.get(volume_id)
             }
             if not moving:
                 return result
         if not self._read_only:
             try:
-                return self._standings_under_locks(lock_timeout_s)
+                return self._statuses_under_locks(lock_timeout_s)
             except (StorageError, OSError) as error:
                 logger.info("%s: its volumes were looked at without a lock: %s", self.label, error)
         grown = [key for key in moving if key in before and 0 < before[key].index < result[key].index]
-        return {**result, **{key: Finding(VolumeState.CURRENT, "", index=result[key].index) for key in grown}}
+        return {**result, **{key: VolumeStatus(VolumeState.CURRENT, "", index=result[key].index) for key in grown}}
 
-    def _standings_under_locks(self, lock_timeout_s: float) -> dict[bytes, Finding]:
+    def _statuses_under_locks(self, lock_timeout_s: float) -> dict[bytes, VolumeStatus]:
         """Return the same while nobody writes. Raises StoreBusyError, NoQuorumError, OSError."""
         at_hand = self._volumes.look()
         paths = self._volumes.lockable(at_hand)
         with locks.hold(self.env.files, paths, len(paths), lock_timeout_s):
-            return dict(examine([self.memory.found(volume) for volume in at_hand], self._volumes.voters).findings)
+            return dict(examine([self.memory.read(volume) for volume in at_hand], self._volumes.voters).statuses)
 
     def hold(self, volume: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
         """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
@@ -249,7 +252,7 @@ class Metadata:
                 with ExitStack() as stack:
                     try:
                         held = stack.enter_context(self._locks_of(at_hand, deadline, patience_s))
-                    except (NoQuorumError, OSError):
+                    except (NoQuorumError, ProcessError, OSError):
                         if is_fresh:
                             raise
                         is_fresh = True
@@ -301,7 +304,7 @@ def translated(label: object) -> Iterator[None]:
         if error.errno in FULL:
             raise DiskFullError(f"{label}: {error.strerror}") from error
         if error.errno in CLOSED:
-            told = access.in_words(error, writing=True)
-            raise ReadOnlyError(f"{label} cannot be written: {told} ({error.filename})") from error
+            reason = access.in_words(error, writing=True)
+            raise ReadOnlyError(f"{label} cannot be written: {reason} ({error.filename})") from error
         raise_if_of_process(error, label)
         raise VolumeFailedError(f"{label}: {error}") from error

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 from storage_core.errors import OutcomeUnknownError, SupersededError
+from storage_core.forks import Stage, renew_in_children
 from storage_core.store.ensemble.session import Session
-from storage_core.store.volume import locks
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class CommitGroups:
     def __init__(self, session: Callable[[], AbstractContextManager[Session]]) -> None:
         self._session = session
         self.renew()
-        locks.renew_in_children(self)
+        renew_in_children(Stage.STORES, self)
 
     def renew(self) -> None:
         """Wait for nothing: a forked child has none of the threads whose commits these are."""

@@ -11,22 +11,24 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from storage_core.deadlines import VolumeCall
 from storage_core.errors import StorageError, UnsupportedVersionError, VolumeAwayError, VolumeFailedError
 from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, Streams
 from storage_core.os_errors import UnreachableError, is_of_process, of_process, raise_if_limit
 from storage_core.raft.entry import CommitRecord, EntryId, Vote
-from storage_core.store.ensemble.decision import Finding, Found
+from storage_core.store.ensemble.decision import ReadVolume, VolumeStatus
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume.locks import Held
-from storage_core.store.volume.log_contents import Position
-from storage_core.store.volume.object_log import Listing
+from storage_core.store.volume.log_contents import NONE_FETCHED, Fetched, Position
+from storage_core.store.volume.object_log import DIRECTORY, Listing
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 T = TypeVar("T")
+RECORDS_KEPT_SIZE_MAX = 4 << 20  # bytes of a log in an object store, of which each record takes a request to fetch
 NO_LISTINGS: Mapping[bytes, Listing] = MappingProxyType({})
 
 
@@ -51,7 +53,7 @@ class Known:
     leadership: Leadership | None = None  # None: the next command opens a new term
     led_to: Mapping[bytes, Position] = field(default_factory=dict)  # ends of the logs when it last wrote as leader
     failed: Mapping[tuple[bytes, bytes], str] = field(default_factory=dict)  # (volume, instance) not written: why
-    findings: Mapping[bytes, Finding] = field(default_factory=dict)  # of the last session that read everything
+    statuses: Mapping[bytes, VolumeStatus] = field(default_factory=dict)  # of the last session that read everything
     foreign: Mapping[bytes, CommitRecord | None] = field(default_factory=dict)  # of another copy: what they record
 
     @property
@@ -66,8 +68,9 @@ class Memory:
     def __init__(self, env: Environment) -> None:
         self.env = env
         self.known = Known()
-        self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
+        self._last_states: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
+        self._records: dict[bytes, Fetched] = {}  # by volume in an object store: of its log, as last read
         self.renew()
 
     def renew(self) -> None:
@@ -100,9 +103,9 @@ class Memory:
         """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""
         self._swap(leadership=None)
 
-    def decided(self, findings: Mapping[bytes, Finding], foreign: Mapping[bytes, CommitRecord | None]) -> None:
+    def decided(self, statuses: Mapping[bytes, VolumeStatus], foreign: Mapping[bytes, CommitRecord | None]) -> None:
         """Remember what reading everything came to."""
-        self._swap(findings=findings, foreign=foreign)
+        self._swap(statuses=statuses, foreign=foreign)
 
     def set_aside(self, foreign: Mapping[bytes, CommitRecord | None]) -> None:
         """Remember which volumes are of another copy of the store."""
@@ -116,6 +119,8 @@ class Memory:
     def doubt(self, volume_ids: Iterable[bytes]) -> None:
         """Have the next session read everything: there is damage before the ends of these volumes' logs."""
         left = set(volume_ids)
+        for volume_id in left:
+            self._records.pop(volume_id, None)
         with self._swapping:
             view = self.known.view
             if left and view is not None:
@@ -124,51 +129,72 @@ class Memory:
 
     def trust_again(self) -> None:
         """After the disk was read anew: volumes that failed in this process go on from what is found there."""
+        self._records.clear()
         self._swap(failed={}, leadership=None, view=None)
 
     # --- volumes and logs
 
-    def found_on(
+    def read_all(
         self, volumes: Sequence[Volume], held: Held | None = None, listings: Mapping[bytes, Listing] = NO_LISTINGS
-    ) -> list[Found]:
-        """Return volumes with all that their logs say, as `found` does."""
-        return unless_raised(
-            on_each(self.env, volumes, lambda volume: self.found(volume, held, listing=listings.get(volume.volume_id)))
-        )
+    ) -> list[ReadVolume]:
+        """Return volumes with all that their logs say, as `read` does; what this process has read is not read again."""
 
-    def found(
-        self, volume: Volume, held: Held | None = None, for_state: bool = False, listing: Listing | None = None
-    ) -> Found:
+        def read(volume: Volume) -> ReadVolume:
+            before = self._records.get(volume.volume_id, NONE_FETCHED)
+            log = self.read(volume, held, listing=listings.get(volume.volume_id), before=before)
+            if log.contents is not None:
+                size = sum(len(data) for data, _ in log.contents.records.values())
+                self._records[volume.volume_id] = log.contents.records if size <= RECORDS_KEPT_SIZE_MAX else {}
+            return log
+
+        answers = on_each(self.env, volumes, read, is_shared=True)
+        for at, (volume, answer) in enumerate(zip(volumes, answers, strict=True)):
+            if isinstance(answer, UnreachableError):
+                answers[at] = _away(self._begun(volume, held), answer)
+        return unless_raised(answers)
+
+    def read(
+        self,
+        volume: Volume,
+        held: Held | None = None,
+        for_state: bool = False,
+        listing: Listing | None = None,
+        before: Fetched = NONE_FETCHED,
+    ) -> ReadVolume:
         """Return a volume with all that its log says, as a session that holds these locks finds it.
 
         `for_state`: only with what leads to its newest state. `listing`: what lay there a moment ago, if that is known.
+        `before`: records that were read before.
         """
-        locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
-        found = Found(volume.volume_id, str(volume.path), locked=locked, busy=busy)
+        seen = self._begun(volume, held)
         if volume.identity is None:
-            return replace(found, state=volume.state, reason=volume.reason)
-        found = replace(found, instance_id=volume.identity.instance_id)
+            return replace(seen, state=volume.state, reason=volume.reason, error=volume.refusal)
         why = self.known.failed.get((volume.volume_id, volume.identity.instance_id))
         if why is not None:
             failed = VolumeFailedError(f"{volume.path} is not written any more: {why}; check it, then open anew")
-            return replace(found, state=VolumeState.RETIRED, reason=why, error=failed)
+            return replace(seen, state=VolumeState.RETIRED, reason=why, error=failed)
         try:
-            return replace(found, contents=volume.log.read(for_state, listing))
+            return replace(seen, contents=volume.log.read(for_state, listing, before))
         except UnsupportedVersionError:
             raise
         except (StorageError, OSError) as caught:
             raise_if_limit(caught, volume.path)
             if isinstance(caught, UnreachableError):
-                away = VolumeAwayError(f"{volume.path} gives no answer: {caught}")
-                return replace(found, state=VolumeState.MISSING, reason=str(away), error=away)
+                return _away(seen, caught)
             if is_of_process(caught):  # rights, or a mount that was changed: this volume cannot be asked, no more
                 ours = of_process(caught, volume.path)
-                return replace(found, state=VolumeState.MISSING, reason=str(ours), error=ours)
+                return replace(seen, state=VolumeState.MISSING, reason=str(ours), error=ours)
             if isinstance(caught, StorageError):
                 error = caught
             else:
                 error = VolumeFailedError(f"{volume.path} cannot be read: {caught}")
-        return replace(found, state=VolumeState.DAMAGED, reason=str(error), error=error)
+        return replace(seen, state=VolumeState.DAMAGED, reason=str(error), error=error)
+
+    def _begun(self, volume: Volume, held: Held | None) -> ReadVolume:
+        """Return what is known of a volume before its log is read."""
+        locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
+        instance_id = volume.identity.instance_id if volume.identity is not None else b""
+        return ReadVolume(volume.volume_id, str(volume.path), instance_id, locked=locked, busy=busy)
 
     def state_of(self, lead: Lead) -> StoreState:
         """Return the state at the end of a log; the last answer is remembered."""
@@ -187,21 +213,32 @@ class Memory:
 
     def last_states(self, state: StoreState) -> Mapping[str, str]:
         """Return, by volume, the state that the last event which spoke of it as a whole left it in."""
-        events, known = self._told
+        events, known = self._last_states
         if events is not state.events:
             known = {
                 event.volume: event.after for event in state.events if event.volume and not event.stream and event.after
             }
-            self._told = (state.events, known)
+            self._last_states = (state.events, known)
         return known
 
 
-def on_each(env: Environment, volumes: Sequence[Volume], call: Callable[[Volume], T]) -> list[T | BaseException]:
-    """Return what the call returns or raises for each volume: side by side where it takes a round trip."""
-    calls = [partial(call, volume) for volume in volumes]
-    if any(volume.is_remote for volume in volumes):
-        return env.parallel(calls)
-    return one_after_another(calls)
+def _away(seen: ReadVolume, why: UnreachableError) -> ReadVolume:
+    away = VolumeAwayError(f"{seen.name} gives no answer: {why}")
+    return replace(seen, state=VolumeState.MISSING, reason=str(away), error=away)
+
+
+def on_each(
+    env: Environment, volumes: Sequence[Volume], call: Callable[[Volume], T], is_shared: bool = False
+) -> list[T | BaseException]:
+    """Return what the call returns or raises for each volume: side by side where it takes a round trip.
+
+    `is_shared`: a majority is enough, and who is much slower is not waited for: UnreachableError.
+    """
+    works = [partial(call, volume) for volume in volumes]
+    if not any(volume.is_remote for volume in volumes):
+        return one_after_another(works)
+    places = [volume.path / DIRECTORY for volume in volumes]
+    return env.parallel([VolumeCall(env.files, *at, is_shared) for at in zip(places, works, strict=True)])
 
 
 def unless_raised(outcomes: Sequence[T | BaseException]) -> list[T]:

@@ -38,15 +38,15 @@ class Lead:
 
     def chain_at(self, index: int) -> bytes | None:
         """Return the chain of the entry at `index`, None above the tip and further below than the snapshot knows."""
-        there = self.at(index)
-        if there is not None:
-            return there.chain
+        entry = self.at(index)
+        if entry is not None:
+            return entry.chain
         return trail_chain(self.snapshot_body.trail, self.base.index, index) if self.snapshot_body is not None else None
 
     def agrees(self, index: int, chain: bytes) -> bool:
         """Return whether the log holds this entry; what even its snapshot does not know is taken for granted."""
-        there = self.chain_at(index)
-        return there == chain if there is not None else index < self.base.index
+        own_chain = self.chain_at(index)
+        return own_chain == chain if own_chain is not None else index < self.base.index
 
     def nodes(self) -> Iterator[Node]:
         """Return every entry that is known of the log, by index and chain."""

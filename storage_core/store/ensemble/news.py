@@ -6,24 +6,27 @@ import msgspec
 
 from storage_core.metadata.commands import ChangeVolumes, Event
 from storage_core.metadata.state import StoreState
-from storage_core.store.ensemble.decision import Finding
+from storage_core.store.ensemble.decision import VolumeStatus
 from storage_core.store.volume.state import VolumeState
 
 
 def news_of(
-    state: StoreState, findings: Mapping[bytes, Finding], standings: Mapping[bytes, Finding], last: Mapping[str, str]
+    state: StoreState,
+    decided: Mapping[bytes, VolumeStatus],
+    statuses: Mapping[bytes, VolumeStatus],
+    last: Mapping[str, str],
 ) -> tuple[Event, ...]:
     """Return what is new about the voters since the last event that spoke of each.
 
-    `findings`: as everything that was read anew had them; `standings`: as they are now; `last`: states by the events.
+    `decided`: as everything that was read anew had them; `statuses`: as they are now; `last`: states by the events.
     """
     events = []
     for voter in state.voters:
         if voter.learner:
             continue  # of which the end of its change will tell
-        name, finding, now = voter.volume_id.hex(), findings.get(voter.volume_id), standings[voter.volume_id]
-        if finding is not None and finding.written and finding.state not in (VolumeState.CURRENT, VolumeState.BEHIND):
-            events.append(Event("repaired", "", "", name, finding.state, VolumeState.CURRENT, finding.reason))
+        name, status, now = voter.volume_id.hex(), decided.get(voter.volume_id), statuses[voter.volume_id]
+        if status is not None and status.written and status.state not in (VolumeState.CURRENT, VolumeState.BEHIND):
+            events.append(Event("repaired", "", "", name, status.state, VolumeState.CURRENT, status.reason))
             continue
         before = last.get(name, VolumeState.CURRENT)
         if now.state in (before, VolumeState.BEHIND):

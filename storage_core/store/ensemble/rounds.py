@@ -36,7 +36,7 @@ class Room:
 class Round:
     """What became of writing the same to several logs."""
 
-    what: str  # entry, vote, segment, snapshot
+    kind: str  # entry, vote, segment, snapshot
     positions: Mapping[bytes, Position]  # where the logs end on which it went well
     errors: Mapping[bytes, OSError | StorageError]  # of the others
 
@@ -79,7 +79,7 @@ class Logs:
             call = partial(work, log)
             if room is not None:
                 call = partial(self._with_room, volume_id, call, room)
-            calls.append(VolumeCall(self._env.files, log.directory, call))
+            calls.append(VolumeCall(self._env.files, log.directory, call, is_shared=True))
         return dict(zip(works, self._env.parallel(calls), strict=True))
 
     def _with_room(self, volume_id: bytes, call: Callable[[], T], room: Room) -> T:
@@ -95,7 +95,7 @@ class Logs:
                     raise
                 self.drew_on_reserves = True
 
-    def write(self, what: str, works: Mapping[bytes, Work[Position]], room: Room | None) -> Round:
+    def write(self, kind: str, works: Mapping[bytes, Work[Position]], room: Room | None) -> Round:
         """Write to all of these logs. Raises what is no error of a single volume."""
         positions: dict[bytes, Position] = {}
         errors: dict[bytes, OSError | StorageError] = {}
@@ -106,14 +106,14 @@ class Logs:
                 errors[volume_id] = outcome
             else:
                 raise outcome
-        return Round(what, positions, errors)
+        return Round(kind, positions, errors)
 
     def failure(self, written: Round, voter_count: int, room: Room | None) -> StorageError | OSError:
         """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
         label = ", ".join(str(volume.path) for volume in self._volumes.values())
         reasons = "; ".join(f"{self.name(volume_id)}: {error}" for volume_id, error in written.errors.items())
         was_synced = any(isinstance(error, SyncError | UnreachableError) for error in written.errors.values())
-        if written.what == "entry" and (written.positions or was_synced):
+        if written.kind == "entry" and (written.positions or was_synced):
             return OutcomeUnknownError(
                 f"{label}: writing a log entry failed ({reasons}); whether it was stored is not known"
             )
@@ -129,9 +129,9 @@ class Logs:
 
     def _no_quorum(self, written: Round, voter_count: int, label: str, reasons: str) -> StorageError:
         if voter_count == 1 and not any(isinstance(error, UnreachableError) for error in written.errors.values()):
-            return VolumeFailedError(f"{label}: writing a log {written.what} failed with {reasons}; nothing was stored")
+            return VolumeFailedError(f"{label}: writing a log {written.kind} failed with {reasons}; nothing was stored")
         return NoQuorumError(
-            f"{label}: a log {written.what} reached {len(written.positions)} of {voter_count} volumes ({reasons}); "
+            f"{label}: a log {written.kind} reached {len(written.positions)} of {voter_count} volumes ({reasons}); "
             "nothing was stored",
             available=len(written.positions),
             needed=majority(voter_count),

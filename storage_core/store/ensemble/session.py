@@ -14,8 +14,8 @@ What a session finds, and what it does (docs/locks-and-stability.md has the tabl
 - too little is left to be sure: nothing is written.
 
 The procedure is here: read, decide, make durable, propose. What it goes by is record.py; going on from what is known
-catching_up.py; what is decided and taken over from volumes that were read anew settling.py; I/O on several logs at once
-rounds.py; what is written down about the volumes news.py; which host writes moving.py.
+catching_up.py; what is decided and taken over from volumes that were read anew log_recovery.py; I/O on several logs at
+once rounds.py; what is written down about the volumes news.py; which host writes moving.py.
 """
 
 import logging
@@ -53,14 +53,14 @@ from storage_core.raft.log_format import Record as LogRecord
 from storage_core.raft.rules import committed_index, is_quorum, next_term
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store.ensemble.catching_up import gone_on
-from storage_core.store.ensemble.decision import NOT_A_VOLUME, Decision, Finding, foreign_of
+from storage_core.store.ensemble.decision import NOT_A_VOLUME, Decision, VolumeStatus, foreign_of
 from storage_core.store.ensemble.known import Leadership, Memory
+from storage_core.store.ensemble.log_recovery import decide_by, rewrite, snapshot_body, view_of
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.moving import move
 from storage_core.store.ensemble.news import news_of, retirement
 from storage_core.store.ensemble.record import Change, Record
 from storage_core.store.ensemble.rounds import Logs, Room, Work, is_failure
-from storage_core.store.ensemble.settling import decide_by, rewrite, snapshot_body, view_of
 from storage_core.store.ensemble.view import View, moved_on
 from storage_core.store.volume import probe, reserve
 from storage_core.store.volume.locks import Held
@@ -86,7 +86,7 @@ class LookAgain(Exception):
 
 
 class Session:
-    """One holder's time with the store. Made by `Metadata.session`."""
+    """The time in which one process leads and may write metadata. Made by `Metadata.session`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Session:
         self._is_fresh, self._may_assume = is_fresh, may_assume
         self._is_assumed = False  # that nobody has led since: what is written next will tell
         self._logs = Logs(self._env, volumes)
-        self._findings: Mapping[bytes, Finding] = {}
+        self._statuses: Mapping[bytes, VolumeStatus] = {}
         self._decision: Decision | None = None
         self._wrote = False  # a command in this session
         self._grouping = False
@@ -156,24 +156,24 @@ class Session:
         """Return whether full volumes gave up some of their reserves, which have to be filled again."""
         return self._logs.drew_on_reserves
 
-    def standing(self, volume_id: bytes) -> Finding:
+    def status(self, volume_id: bytes) -> VolumeStatus:
         """Return what this session found the volume's metadata to be, brought up to date by what it wrote since."""
         durable = self.view.durable.get(volume_id, 0)
         if volume_id in self._now.members and durable == self.view.index:
-            return Finding(VolumeState.CURRENT, "", index=durable)
-        finding, voter = self._findings.get(volume_id), self.state.voter(volume_id)
-        if finding is not None and finding.state == VolumeState.FOREIGN:
-            return finding
+            return VolumeStatus(VolumeState.CURRENT, "", index=durable)
+        status, voter = self._statuses.get(volume_id), self.state.voter(volume_id)
+        if status is not None and status.state == VolumeState.FOREIGN:
+            return status
         if voter is not None and voter.retired:  # perhaps since all was read
-            return Finding(VolumeState.RETIRED, voter.retired, index=durable)
-        if finding is not None:
-            return replace(finding, state=VolumeState.BEHIND) if finding.state == VolumeState.CURRENT else finding
+            return VolumeStatus(VolumeState.RETIRED, voter.retired, index=durable)
+        if status is not None:
+            return replace(status, state=VolumeState.BEHIND) if status.state == VolumeState.CURRENT else status
         # This process has never read everything.
         volume = next((volume for volume in self.volumes if volume.volume_id == volume_id), None)
         if volume is None:
             return NOT_A_VOLUME
         state = volume.state if volume.identity is None else VolumeState.BEHIND
-        return Finding(state, volume.reason, index=durable)
+        return VolumeStatus(state, volume.reason, index=durable)
 
     def lead(self) -> Leadership:
         """Return this process's leadership; one that has not led yet opens a term. The last entry is then its own."""
@@ -204,8 +204,8 @@ class Session:
             self._memory.forget()
             self._decision = self._adopt()
         moved = self._move(take_over)  # refused before anything is written
-        if self._decision is not None and not self._decision.is_settled:
-            self._settle(self._decision, frees)
+        if self._decision is not None and not self._decision.is_recovered:
+            self._recover(self._decision, frees)
         self._now = replace(self._now, retiring={**self._unretired(), **self._now.retiring})
         if moved is not None:
             self.propose(moved, frees)
@@ -275,7 +275,7 @@ class Session:
         durable = {**view.durable, **dict.fromkeys(usable, view.index)}
         view = replace(view, positions=positions, durable=durable)
         self._now = Record(view, tuple(usable), frozenset(usable).intersection(_voters_of(view.state)))
-        self._findings = self._memory.known.findings
+        self._statuses = self._memory.known.statuses
         self._memory.keep(view)
         return True
 
@@ -306,15 +306,15 @@ class Session:
 
     def _adopt(self) -> Decision:
         """Read everything anew; return what was decided. The view is that of the log to lead with."""
-        found = self._memory.found_on(self.volumes, self._held)
-        decision = decide_by(found, self._memory)
+        volumes = self._memory.read_all(self.volumes, self._held)
+        decision = decide_by(volumes, self._memory)
         self._check_known(decision.lead)
-        view = view_of(decision, found, self._memory)
-        members = tuple(volume_id for volume_id, finding in decision.findings.items() if finding.written)
+        view = view_of(decision, volumes, self._memory)
+        members = tuple(volume_id for volume_id, status in decision.statuses.items() if status.written)
         self._now = Record(view, members, frozenset(decision.voting))
-        self._findings = decision.findings
-        self._memory.decided(decision.findings, foreign_of(found, decision))
-        if decision.is_settled:
+        self._statuses = decision.statuses
+        self._memory.decided(decision.statuses, foreign_of(volumes, decision))
+        if decision.is_recovered:
             self._memory.keep(view)
         return decision
 
@@ -329,16 +329,16 @@ class Session:
             "changed; to use the store as it is now, open it anew"
         )
 
-    def _settle(self, decision: Decision, frees: bool) -> None:
+    def _recover(self, decision: Decision, frees: bool) -> None:
         """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
         leadership = self._new_leadership(decision.term_seen)
         body = snapshot_body(decision.lead, leadership.vote, self.view.durable)
 
         def prepare(volume_id: bytes) -> Work[Position]:
-            finding = decision.findings[volume_id]
-            if finding.in_step:
+            status = decision.statuses[volume_id]
+            if status.in_step:
                 return _appending(self.view, volume_id, [leadership.vote])
-            return partial(rewrite, finding=finding, decision=decision, vote=leadership.vote, body=body)
+            return partial(rewrite, status=status, decision=decision, vote=leadership.vote, body=body)
 
         positions = self._on_members(prepare, "segment", self._room(frees))
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
@@ -346,7 +346,7 @@ class Session:
         self._memory.lead(leadership)
         self._write(self._apply(NoOp(), leadership), frees)
         for volume in self.writable:
-            if not decision.findings[volume.volume_id].in_step:
+            if not decision.statuses[volume.volume_id].in_step:
                 self._make_directories(volume)
 
     def _make_directories(self, volume: Volume) -> None:
@@ -365,7 +365,7 @@ class Session:
         `frees`: the caller makes room with it, so it may use the reserves of full volumes, as those in FREEING may;
         acknowledgements, by which work is finished, may use a part of them.
         Raises what it is refused with, DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored,
-        OutcomeUnknownError if that cannot be told.
+        OutcomeUnknownError if that cannot be known.
         """
         is_ack = isinstance(command, Acknowledge)
         frees = frees or is_ack or isinstance(command, FREEING)
@@ -524,7 +524,7 @@ class Session:
         moved = self._write_commit_records(positions, commit)
         if not all(moved):
             self._memory.forget()
-        if not any(moved):  # the command is done; without its record the next session settles it again
+        if not any(moved):  # the command is done; without its record the next session recovers it again
             self._see(commit=before.commit)
         self._memory.led(self.view)
 
@@ -546,7 +546,7 @@ class Session:
         return [outcome is None for outcome in outcomes.values()]
 
     def _on_members(
-        self, work: Callable[[bytes], Work[Position]], what: str, room: Room | None
+        self, work: Callable[[bytes], Work[Position]], kind: str, room: Room | None
     ) -> dict[bytes, Position]:
         """Do one piece of I/O on the logs of all members at once; return where each ends now, by volume.
 
@@ -554,7 +554,7 @@ class Session:
         stored then, and whether, is for the error to say.
         """
         try:
-            written = self._logs.write(what, {member: work(member) for member in self._now.members}, room)
+            written = self._logs.write(kind, {member: work(member) for member in self._now.members}, room)
         except BaseException:
             self._memory.forget()
             raise
@@ -562,7 +562,7 @@ class Session:
         reached = self._now.voting.intersection(written.positions)
         for volume_id, error in written.errors.items():
             # A file that was new has been taken away again; on the only volume the next attempt may do better.
-            is_forgiven = len(voting) == 1 and what in ("segment", "snapshot")
+            is_forgiven = len(voting) == 1 and kind in ("segment", "snapshot")
             self._leave_out(volume_id, error, is_forgiven)
         if is_quorum(voting, reached):
             return dict(written.positions)
@@ -600,9 +600,9 @@ class Session:
         self._retire()
         if not self._wrote or self._memory.known.leadership is None:
             return
-        findings = self._decision.findings if self._decision is not None else {}
-        standings = {voter.volume_id: self.standing(voter.volume_id) for voter in self.state.voters}
-        events = news_of(self.state, findings, standings, self._memory.last_states(self.state))
+        decided = self._decision.statuses if self._decision is not None else {}
+        statuses = {voter.volume_id: self.status(voter.volume_id) for voter in self.state.voters}
+        events = news_of(self.state, decided, statuses, self._memory.last_states(self.state))
         if events:
             self._say(RecordEvents(events), self._memory.known.leadership)
 

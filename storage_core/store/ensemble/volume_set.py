@@ -6,9 +6,12 @@ from pathlib import Path
 from storage_core.errors import (
     NoQuorumError,
     NotAStoreError,
+    ProcessError,
     StorageError,
 )
 from storage_core.metadata.commands import Voter
+from storage_core.os_errors import UnreachableError, too_few
+from storage_core.raft.rules import majority
 from storage_core.store.ensemble.known import on_each, unless_raised
 from storage_core.store.environment import Environment
 from storage_core.store.volume import volumes
@@ -33,14 +36,22 @@ class VolumeSet:
 
     def look(self) -> tuple[Volume, ...]:
         """Return every volume of the store in the order of its voters, looked at just now."""
-        files = self._env.files
-        looks = on_each(
-            self._env, self.known, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
-        )
-        self.known = tuple(unless_raised(looks))
+        self.known = self._looked()
         if any(volume.state is VolumeState.FOREIGN for volume in self.known) and self.voters:
             self._look_elsewhere()
         return self.known
+
+    def _looked(self) -> tuple[Volume, ...]:
+        files, store_id = self._env.files, self.store_id
+
+        def look(volume: Volume) -> Volume:
+            return volumes.look(files, volume.path, volume.volume_id, store_id)
+
+        looks = on_each(self._env, self.known, look, is_shared=True)
+        for at, (volume, answer) in enumerate(zip(self.known, looks, strict=True)):
+            if isinstance(answer, UnreachableError):
+                looks[at] = volumes.away(files, volume.path, volume.volume_id, store_id, answer)
+        return tuple(unless_raised(looks))
 
     def _look_elsewhere(self) -> None:
         """Look for volumes that are not where they are expected at the paths that the user gave."""
@@ -48,7 +59,7 @@ class VolumeSet:
         places = {volume.path: volume for volume in self.known if volume.identity is not None}
         elsewhere = [path for path in self._paths if path not in places]
         try:
-            others = volumes.given(files, elsewhere) if elsewhere else []
+            others = volumes.named(files, elsewhere) if elsewhere else []
         except (StorageError, ValueError):
             return
         ours = [
@@ -71,12 +82,8 @@ class VolumeSet:
         `afresh`: those that are known are looked at anew: another one may lie by now where one was found before.
         """
         before = {volume.volume_id for volume in self.known}
-        files = self._env.files
         if afresh:
-            looks = on_each(
-                self._env, self.known, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
-            )
-            self.known = tuple(unless_raised(looks))
+            self.known = self._looked()
         known = [volume for volume in self.known if volume.identity is not None]
         if not known:
             raise self._nothing_left(self.known)
@@ -85,15 +92,23 @@ class VolumeSet:
         return not {volume.volume_id for volume in self.known} <= before
 
     def lockable(self, at_hand: Sequence[Volume]) -> list[Path]:
-        """Return the volumes that can be locked, in the order of their ids. Raises NoQuorumError if none is there."""
-        there = [volume for volume in at_hand if volume.is_there]
-        if not there:
-            raise self._nothing_left(at_hand)
-        return [volume.path for volume in sorted(there, key=lambda volume: volume.volume_id)]
+        """Return the volumes that can be locked, in the order of their ids.
 
-    def _nothing_left(self, at_hand: Sequence[Volume]) -> NoQuorumError:
+        Raises NoQuorumError if none is there, ProcessError if they refuse this process.
+        """
+        present = [volume for volume in at_hand if volume.is_there]
+        if not present:
+            raise self._nothing_left(at_hand)
+        return [volume.path for volume in sorted(present, key=lambda volume: volume.volume_id)]
+
+    def _nothing_left(self, at_hand: Sequence[Volume]) -> NoQuorumError | ProcessError:
         reasons = "; ".join(volume.reason for volume in at_hand)
-        return NoQuorumError(f"none of the store's volumes is there any more ({reasons}). Bring them back")
+        error = NoQuorumError(
+            f"none of the store's volumes is there any more ({reasons}). Bring them back",
+            available=0,
+            needed=majority(len(at_hand)),
+        )
+        return too_few(error, [volume.refusal for volume in at_hand])
 
     @property
     def is_remote(self) -> bool:

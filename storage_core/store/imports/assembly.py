@@ -91,13 +91,13 @@ class Assembled:
 
 
 def assemble(
-    session: Session, work: Work, found: Mapping[int, PartRecord], import_id: bytes, env: Environment
+    session: Session, work: Work, parts: Mapping[int, PartRecord], import_id: bytes, env: Environment
 ) -> Assembled:  # fmt: skip
-    """Return the stream with everything in it; `found`: its parts by number.
+    """Return the stream with everything in it; `parts`: its parts by number.
 
     Raises NoQuorumError if one of its blocks is on too few volumes by now.
     """
-    records = tuple(found[task.number] for task in work.tasks)
+    records = tuple(parts[task.number] for task in work.tasks)
     present, lost = SequenceSet.empty(), SequenceSet.empty()
     for record in records:
         present = present.union(SequenceSet.decode(record.present))
@@ -107,7 +107,7 @@ def assemble(
         first, end = min(first, int(present.starts[0])), max(end, int(present.ends[-1]))
     rows, subject_sets = _rows(records)
     good = _holders(session, work, records, env)
-    rows["holders"] = [placement.holders_mask(work.stream, one) for one in good]
+    rows["holders"] = [placement.holders_mask(work.stream, holder_ids) for holder_ids in good]
     batches = SharedMap({work.planned.source.hex(): BatchResult(first, end, 0)})
     stream = replace(
         work.stream,
@@ -152,7 +152,7 @@ def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Env
             for volume in placed
             if volume.identity is not None and (volume.volume_id, volume.identity.instance_id) in held
         ]
-        if sum(one == [] for one in env.parallel(looks)) < work.target.quorum:
+        if sum(look == [] for look in env.parallel(looks)) < work.target.quorum:
             return False
     return True
 
@@ -162,21 +162,21 @@ def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: E
     blocks = [block for record in records for block in _blocks(work, record)]
     held = [holder for record in records for holder in record.holders]
     usable = [
-        one
-        for one in session.writable
-        if one.volume_id in work.stream.placement and placement.is_recorded(session.state, one)
+        volume
+        for volume in session.writable
+        if volume.volume_id in work.stream.placement and placement.is_recorded(session.state, volume)
     ]
     good: list[list[bytes]] = [[] for _ in blocks]
-    looks = [partial(_opens, one, blocks, held) for one in usable]
+    looks = [partial(_opens, volume, blocks, held) for volume in usable]
     for volume, outcome in zip(usable, env.parallel(looks), strict=True):
         if isinstance(outcome, BaseException):
             raise outcome
         for at in outcome:
             good[at].append(volume.volume_id)
-    for block, there in zip(blocks, good, strict=True):
-        if len(there) < work.target.quorum:
+    for block, holder_ids in zip(blocks, good, strict=True):
+        if len(holder_ids) < work.target.quorum:
             raise NoQuorumError(
-                f"stream {work.stream.name!r}: block {block.block_id.hex()} is whole on {len(there)} of "
+                f"stream {work.stream.name!r}: block {block.block_id.hex()} is whole on {len(holder_ids)} of "
                 f"{len(work.stream.placement)} volumes, {work.target.quorum} are needed; the same import, run again, "
                 "goes on"
             )
@@ -186,7 +186,7 @@ def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: E
 def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders]) -> list[int]:
     """Return the positions of the blocks that a volume has fsynced and still has: header, footer and digest."""
     assert volume.identity is not None
-    found = []
+    positions = []
     for at, (block, holders) in enumerate(zip(blocks, held, strict=True)):
         if (volume.volume_id, volume.identity.instance_id) not in holders:
             continue
@@ -200,15 +200,15 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders])
             raise_if_of_process(error)
             logger.warning("%s: %s", volume.path, error)
         else:
-            found.append(at)
-    return found
+            positions.append(at)
+    return positions
 
 
 def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
-    stream, found = work.stream, []
+    stream, blocks = work.stream, []
     for row, held in zip(decode_blocks(record.rows, "a part"), record.holders, strict=True):
         block_id, digest, first = bytes(row["block_id"]), bytes(row["digest"]), int(row["first"])
-        found.append(
+        blocks.append(
             LiveBlock(
                 stream=stream.name,
                 incarnation=stream.incarnation,
@@ -223,7 +223,7 @@ def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
                 ),
             )
         )
-    return found
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,9 @@ def leftovers(volumes: Iterable[Volume], stream: StreamState, records_only: bool
         blocks, incarnation = volume.blocks, stream.incarnation
         try:
             records = blocks.records(incarnation)
-            block_ids = [] if records_only else [one for one in blocks.ids(incarnation) if one not in named]
+            block_ids = (
+                [] if records_only else [block_id for block_id in blocks.ids(incarnation) if block_id not in named]
+            )
         except OSError as error:
             raise_if_of_process(error)
             logger.info("%s: %s", blocks.directory(incarnation), error)

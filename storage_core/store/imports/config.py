@@ -2,7 +2,7 @@
 
 Names outside `[A-Za-z0-9_-]{1,128}` get a default that can be read back: `_` is written `__`, and every other byte that
 names cannot have is `_` and two hex digits, so that `orders.eu` becomes `orders_2Eeu`. A key of a configuration is
-taken over if this version carries it out; whatever else asks for something is told, and nothing is dropped in silence.
+taken over if this version carries it out; whatever else asks for something is reported, nothing is dropped silently.
 """
 
 from collections import Counter
@@ -61,19 +61,23 @@ def stream_names(foreign: Sequence[str], as_names: Mapping[str, str]) -> dict[st
     strange = sorted(set(as_names) - set(foreign))
     if strange:
         raise ValueError(f"as: {strange[0]!r} is not among the streams that are imported")
-    names = {one: as_names.get(one, default_name(one)) for one in foreign}
+    names = {stream_name: as_names.get(stream_name, default_name(stream_name)) for stream_name in foreign}
     taken: dict[str, str] = {}
-    for one, name in names.items():
+    for foreign_name, name in names.items():
         if not NAME_PATTERN.fullmatch(name):
-            what = (
-                f"as: {name!r} is" if one in as_names else f"stream {one!r}: its name here would be {name!r}, which is"
+            problem = (
+                f"as: {name!r} is"
+                if foreign_name in as_names
+                else f"stream {foreign_name!r}: its name here would be {name!r}, which is"
             )
-            raise ValueError(f"{what} not 1 to 128 of the characters A-Z a-z 0-9 _ -; name it with --stream and --as")
-        other = taken.setdefault(name.casefold(), one)
-        if other != one:
             raise ValueError(
-                f"streams {other!r} and {one!r} would both be called {name!r} here, where case makes no difference: "
-                "import them one by one, with --stream and --as"
+                f"{problem} not 1 to 128 of the characters A-Z a-z 0-9 _ -; name it with --stream and --as"
+            )
+        former = taken.setdefault(name.casefold(), foreign_name)
+        if former != foreign_name:
+            raise ValueError(
+                f"streams {former!r} and {foreign_name!r} would both be called {name!r} here, where case makes no "
+                "difference: import them one by one, with --stream and --as"
             )
     return names
 
@@ -139,10 +143,10 @@ def _shown(value: object) -> str:
 
 
 def _labels(config: Mapping[str, Any]) -> dict[str, str]:
-    found = config.get("metadata")
-    if not isinstance(found, dict):
+    metadata = config.get("metadata")
+    if not isinstance(metadata, dict):
         return {}
-    return {key: value for key, value in found.items() if isinstance(key, str) and isinstance(value, str)}
+    return {key: value for key, value in metadata.items() if isinstance(key, str) and isinstance(value, str)}
 
 
 # --- consumers
@@ -159,20 +163,20 @@ class ImportedConsumers:
 
 
 def with_consumers(stream: StreamState, foreign: Sequence[ForeignConsumer], now_ns: int) -> ImportedConsumers:
-    """Return the stream with its consumers at their places; one that cannot be there is moved, and told."""
+    """Return the stream with its consumers at their places; one that cannot be there is moved, and reported."""
     made: dict[str, ConsumerState] = {}
     events: list[Event] = []
     notes: list[str] = []
-    for one, name in _named(foreign, notes):
-        config, left = _consumer_config(name, one)
+    for foreign_consumer, name in _named(foreign, notes):
+        config, left = _consumer_config(name, foreign_consumer)
         notes += [f"consumer {name}: {note}" for note in left]
-        consumer, told = _placed(stream, one, config, now_ns)
-        notes += [f"consumer {name}: {note}" for note in told]
+        consumer, place_notes = _placed(stream, foreign_consumer, config, now_ns)
+        notes += [f"consumer {name}: {note}" for note in place_notes]
         events += consumer.events
         made[name.casefold()] = beginning(stream, consumer)
     return ImportedConsumers(
         replace(stream, consumers=SharedMap(made)),
-        tuple(one.name for one in made.values()),
+        tuple(consumer.name for consumer in made.values()),
         tuple(events),
         tuple(notes),
     )
@@ -186,41 +190,44 @@ def _named(foreign: Sequence[ForeignConsumer], notes: list[str]) -> list[tuple[F
             durable.append(consumer)
         else:
             notes.append(f"consumer {consumer.name} is not carried over: it is not durable")
-    often = Counter(default_name(one.name).casefold() for one in durable)
-    found: dict[str, tuple[ForeignConsumer, str]] = {}
-    for consumer in sorted(durable, key=lambda one: one.name):
+    often = Counter(default_name(consumer.name).casefold() for consumer in durable)
+    named: dict[str, tuple[ForeignConsumer, str]] = {}
+    for consumer in sorted(durable, key=lambda consumer: consumer.name):
         client = consumer.config.get("client_id")
         name = default_name(consumer.name)
         if often[name.casefold()] > 1 and isinstance(client, str) and client:
             name = default_name(f"{client}.{consumer.name}")  # STAN: the same durable name at several clients
-        if not NAME_PATTERN.fullmatch(name) or name.casefold() in found:
+        if not NAME_PATTERN.fullmatch(name) or name.casefold() in named:
             notes.append(f"consumer {consumer.name} is not carried over: {name!r} is too long a name here, or taken")
             continue
         if name != consumer.name:
             notes.append(f"consumer {consumer.name} is called {name} here")
-        found[name.casefold()] = (consumer, name)
-    return list(found.values())
+        named[name.casefold()] = (consumer, name)
+    return list(named.values())
 
 
 def _consumer_config(name: str, foreign: ForeignConsumer) -> tuple[ConsumerConfig, list[str]]:
     notes: list[str] = []
     values: dict[str, Any] = {"name": name}
-    given = dict(foreign.config)
+    settings = dict(foreign.config)
     if foreign.layout == "stan":
         for key in _STAN_IDENTITY:
-            given.pop(key, None)
-        given = {"ack_wait": given.get("ack_wait_s", 0) * SECOND_NS, "max_ack_pending": given.get("max_in_flight", 0)}
+            settings.pop(key, None)
+        settings = {
+            "ack_wait": settings.get("ack_wait_s", 0) * SECOND_NS,
+            "max_ack_pending": settings.get("max_in_flight", 0),
+        }
     # Where it begins is known already; what the policy refers to may not be.
-    policy = given.get("deliver_policy", "all")
+    policy = settings.get("deliver_policy", "all")
     for key in ("deliver_policy", "opt_start_seq", "opt_start_time"):
-        given.pop(key, None)
+        settings.pop(key, None)
     begin = {key: foreign.config[key] for key in ("opt_start_seq", "opt_start_time") if foreign.config.get(key)}
     try:
         ConsumerConfig.from_mapping({**values, "deliver_policy": policy, **begin})
         values |= {"deliver_policy": policy, **begin}
     except (ValueError, TypeError):
         notes.append(f"deliver_policy={_shown(policy)} is not carried over; its position is")
-    for key, value in given.items():
+    for key, value in settings.items():
         if key not in _CONSUMER_OURS and value not in _NOTHING:
             _take_over(values, key, value, ConsumerConfig, notes)
     values["metadata"] = _labels(foreign.config)
@@ -245,10 +252,10 @@ def _placed(
         before, after = str(next_sequence - 1), str(made.next_sequence - 1)
         events = (Event("consumer_reconciled", stream.name, config.name, "", before, after, reason, now_ns),)
         notes.append(made.reason)
-    rows, gone = _pending(stream, foreign, config, made.next_sequence, now_ns)
-    if gone:
-        what = "a message" if gone == 1 else f"{gone} messages"
-        notes.append(f"{what} that it had not acknowledged {'is' if gone == 1 else 'are'} not in the stream any more")
+    rows, missing_count = _pending(stream, foreign, config, made.next_sequence, now_ns)
+    if missing_count:
+        messages, are = ("a message", "is") if missing_count == 1 else (f"{missing_count} messages", "are")
+        notes.append(f"{messages} that it had not acknowledged {are} not in the stream any more")
     state = ConsumerState(
         config, now_ns, stream.incarnation, made.next_sequence, (), PendingMessages.of(rows), stream.lost, 0, events
     )
@@ -262,7 +269,7 @@ def _pending(
     if config.ack_policy == "none" or not foreign.pending:
         return np.zeros(0, PENDING_DTYPE), 0
     sequences = np.array(foreign.pending, np.int64)
-    there = stream.shown().mask(sequences) & (sequences < next_sequence)
+    is_present = stream.shown().mask(sequences) & (sequences < next_sequence)
     rows = np.zeros(len(sequences), PENDING_DTYPE)
     rows["first"], rows["end"] = sequences, sequences + 1
     # Sent long ago, they are due at once; where nobody knows when they were sent, likewise.
@@ -270,5 +277,5 @@ def _pending(
     sent_s = np.array(foreign.pending_times_s or [now_s] * len(sequences), np.int64).clip(0, now_s)
     rows["deadline_ns"] = sent_s * SECOND_NS + min(config.ack_wait, ACK_WAIT_MAX_NS)
     again = dict(foreign.redelivered)
-    rows["deliveries"] = [1 + again.get(one, 0) for one in foreign.pending]
-    return rows[there], int((~there).sum())
+    rows["deliveries"] = [1 + again.get(sequence, 0) for sequence in foreign.pending]
+    return rows[is_present], int((~is_present).sum())

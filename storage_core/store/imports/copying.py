@@ -70,9 +70,9 @@ class _Copying:
         self._digest = blake2b(f"{self._origin}/{as_name}".encode(), digest_size=16).digest()
 
     def run(self) -> dict[str, Any]:
-        there = self._target.state().stream(self._name)
-        if there is not None:
-            return self._already(there)
+        existing = self._target.state().stream(self._name)
+        if existing is not None:
+            return self._already(existing)
         with translated(self._target.label):
             with self._target.session() as session:
                 target = self._prepared(session) or self._prepare(session)
@@ -102,22 +102,23 @@ class _Copying:
                 sweep(left)
         return self._report(made, copied, False)
 
-    def _already(self, there: StreamState) -> dict[str, Any]:
-        if there.config.metadata.get(ORIGIN_KEY) != self._origin:
+    def _already(self, existing: StreamState) -> dict[str, Any]:
+        if existing.config.metadata.get(ORIGIN_KEY) != self._origin:
             raise AlreadyExistsError(
-                f"stream {there.name!r} exists in {self._target.label}, and is no copy of {self._stream.name!r} of "
+                f"stream {existing.name!r} exists in {self._target.label}, and is no copy of {self._stream.name!r} of "
                 f"{self._source.label}: copy under another name (--as), or delete that one first"
             )
-        if there.next_sequence < self._stream.next_sequence:
+        if existing.next_sequence < self._stream.next_sequence:
             raise AlreadyExistsError(
-                f"stream {there.name!r} of {self._target.label} is a copy up to sequence {there.next_sequence - 1}, "
-                f"and the source has {self._stream.next_sequence - 1} by now: delete the copy to make it anew"
+                f"stream {existing.name!r} of {self._target.label} is a copy up to sequence "
+                f"{existing.next_sequence - 1}, and the source has {self._stream.next_sequence - 1} by now: delete the "
+                "copy to make it anew"
             )
-        left = leftovers(self._target.volumes(), there, records_only=True)
+        left = leftovers(self._target.volumes(), existing, records_only=True)
         if left:  # of a run that was killed when it was all but done
             with self._target.session():
                 sweep(left)
-        return self._report(there, 0, True)
+        return self._report(existing, 0, True)
 
     def _report(self, made: StreamState, copied: int, already: bool) -> dict[str, Any]:
         consumers = sorted(consumer.name for consumer in made.consumers.values())
@@ -158,10 +159,10 @@ class _Copying:
         for volume in self._source.volumes():
             if volume.volume_id not in block.held_by or volume.identity is None:
                 continue
-            found = copies.look(block, volume.blocks, self._stream)
-            if not found:
+            problems = copies.look(block, volume.blocks, self._stream)
+            if not problems:
                 return volume.blocks.open(block.written_as, block.block_id)
-            wrong.append(f"{block.path_in(volume.blocks)}: {found[0].reason}")
+            wrong.append(f"{block.path_in(volume.blocks)}: {problems[0].reason}")
         raise DataLossError(
             f"stream {block.stream!r}: no copy of sequences {block.first} to {block.end - 1} is whole"
             f"{''.join(f'; {reason}' for reason in wrong)}. Repair the source (jstream repair), then copy again"

@@ -147,15 +147,19 @@ class _Import:
         wanted, prepared = self._to_do(state, planned), {}
         if wanted:
             prepared = self._find_prepared(state, wanted)
-            self._id = self._id or next((one.head.import_id for one in prepared.values()), b"") or self._env.new_id()
+            self._id = (
+                self._id
+                or next((preparation.head.import_id for preparation in prepared.values()), b"")
+                or self._env.new_id()
+            )
             uses = self._uses()
             for use in uses:
                 check_use(_last_use(state, use), use)
             known = [
-                StreamState(one.config, b"", 0, (), message_count=sum(part.row_count for part in one.slices))
-                for one in wanted
+                StreamState(stream.config, b"", 0, (), message_count=sum(part.row_count for part in stream.slices))
+                for stream in wanted
             ]
-            consumers = sum(one.is_durable for stream in wanted for one in stream.consumers)
+            consumers = sum(consumer.is_durable for stream in wanted for consumer in stream.consumers)
             _check_room(state, known, {"max_streams": len(wanted), "max_consumers": consumers})
         self._total = sum(len(stream.slices) for stream in wanted)
         self._step(0)
@@ -171,18 +175,18 @@ class _Import:
 
     def _names(self) -> dict[str, str]:
         """Return what the streams that are asked for are called here. Raises NotFoundError, ValueError."""
-        there = self._source.streams()
+        streams = self._source.streams()
         if not self._request.streams:
-            return stream_names(there, self._request.as_names)
+            return stream_names(streams, self._request.as_names)
 
         def find(name: str) -> str:
             self._source.copies(name)  # which tells the nearest name
             return name
 
-        return stream_names(match_names(self._request.streams, there, find, "the source"), self._request.as_names)
+        return stream_names(match_names(self._request.streams, streams, find, "the source"), self._request.as_names)
 
     def _plan(self, names: Mapping[str, str], num_replicas: int) -> list[PlannedStream]:
-        """Return the streams that can be read; the others are told. Raises the reason of one that is alone."""
+        """Return the streams that can be read; the others are reported. Raises the reason of one that is alone."""
         planned = []
         for foreign, name in names.items():
             try:
@@ -202,12 +206,12 @@ class _Import:
         if caveat := self._source.caveat(foreign):
             notes.append(caveat)
         slices = tuple(self._source.plan([foreign]))
-        told: list[ForeignDamage] = []
-        consumers = self._source.consumers(foreign, told.append)
-        for damage in told:
+        reported: list[ForeignDamage] = []
+        consumers = self._source.consumers(foreign, reported.append)
+        for damage in reported:
             if not (damage.allowed or self._request.goes_on) and damage.record:
                 raise DataLossError(damage.explain())
-        told += [
+        reported += [
             note_damage(first.layout, first.account, foreign, first.path, note) for note in self._source.notes(foreign)
         ]
         decided = [first.layout, first.account, foreign, msgspec.to_builtins(config), self._request.goes_on, slices]
@@ -220,29 +224,29 @@ class _Import:
             slices=slices,
             bounds=self._source.bounds(foreign),
             consumers=tuple(consumers),
-            damage=tuple(fold_damage(told)),
+            damage=tuple(fold_damage(reported)),
             notes=tuple(notes),
             source=_digest(decided),
         )
 
     def _to_do(self, state: StoreState, planned: Sequence[PlannedStream]) -> list[PlannedStream]:
-        """Return the streams that are not here yet; those that this import made are told. Raises AlreadyExistsError."""
+        """Return the streams that are not here yet; what this import made is reported. Raises AlreadyExistsError."""
         wanted = []
         for stream in planned:
-            there = state.streams.get(stream.name.casefold())
-            if there is None:
+            existing = state.streams.get(stream.name.casefold())
+            if existing is None:
                 wanted.append(stream)
                 continue
-            writer = there.writers.get(WRITER)
-            if writer is None or there.name != stream.name or stream.source.hex() not in writer.batches:
-                what = "an import made it, of another source or of this one before it changed; " if writer else ""
+            writer = existing.writers.get(WRITER)
+            if writer is None or existing.name != stream.name or stream.source.hex() not in writer.batches:
+                reason = "an import made it, of another source or of this one before it changed; " if writer else ""
                 raise AlreadyExistsError(
-                    f"stream {there.name!r} exists: {what}import under another name (--stream with --as), or delete "
-                    "this one first"
+                    f"stream {existing.name!r} exists: {reason}import under another name (--stream with --as), or "
+                    "delete this one first"
                 )
             self._id = self._id or bytes.fromhex(writer.run)
-            self._sweep_records(there)
-            self._tell(stream, there, (), True, stream.notes)
+            self._sweep_records(existing)
+            self._tell(stream, existing, (), True, stream.notes)
         return wanted
 
     def _sweep_records(self, stream: StreamState) -> None:
@@ -278,11 +282,11 @@ class _Import:
     def _remember(self, uses: Sequence[StoreUse]) -> None:
         """Write down in the importing store what is read now, before anything is read."""
         with self._store.session() as session:
-            new = [one for one in uses if _last_use(session.state, one) != one]
+            new = [use for use in uses if _last_use(session.state, use) != use]
             for use in new:
                 check_use(_last_use(session.state, use), use)
             if new:
-                session.propose(RecordEvents(tuple(_use_event(one) for one in new)))
+                session.propose(RecordEvents(tuple(_use_event(use) for use in new)))
 
     # --- filling directories
 
@@ -290,27 +294,27 @@ class _Import:
         """Return the work on these streams, after their directories were made and say what they are for."""
         works = []
         with self._store.session() as session:
-            new = {one.source: self._env.new_id() for one in planned if one.source not in prepared}
+            new = {plan.source: self._env.new_id() for plan in planned if plan.source not in prepared}
             if new:
                 placed = {
-                    one.source: placement.choose(session.state, session.writable, one.config.num_replicas)
-                    for one in planned
-                    if one.source in new
+                    plan.source: placement.choose(session.state, session.writable, plan.config.num_replicas)
+                    for plan in planned
+                    if plan.source in new
                 }
                 until_ns = session.state.time_at(self._env.now_ns()) + PREPARED_NS
                 session.propose(PrepareStreams(tuple(new.values()), until_ns))
-            for one in planned:
-                known = prepared.get(one.source)
+            for plan in planned:
+                known = prepared.get(plan.source)
                 if known is not None:
                     head, incarnation = known.head, known.incarnation
                 else:
-                    head = ImportHead(self._id, one.source, one.name, placed[one.source])
-                    incarnation = new[one.source]
-                stream = StreamState(one.config, incarnation, self._env.now_ns(), head.placement)
+                    head = ImportHead(self._id, plan.source, plan.name, placed[plan.source])
+                    incarnation = new[plan.source]
+                stream = StreamState(plan.config, incarnation, self._env.now_ns(), head.placement)
                 appends.make_directories(session, incarnation, head.placement, self._env)
                 target = self._target(session, stream, head)
                 write_record(target.volumes, incarnation, HEAD_FILE, head, self._env)
-                works.append(Work(one, stream, target, tuple(_tasks(target, one.slices))))
+                works.append(Work(plan, stream, target, tuple(_tasks(target, plan.slices))))
         return works
 
     def _target(self, session: Session, stream: StreamState, head: ImportHead) -> ImportTarget:
@@ -339,14 +343,14 @@ class _Import:
             records[work.stream.incarnation] = done
             self._step(sum(len(task.slices) for task in work.tasks if task.number in done))
             left += [task for task in work.tasks if task.number not in done]
-        size = {one: sum(map(_size_of, done.values())) for one, done in records.items()}
+        size = {incarnation: sum(map(_size_of, done.values())) for incarnation, done in records.items()}
         for record in self._run_parts(left, self._step):
             records[record.incarnation][record.number] = record
             size[record.incarnation] += _size_of(record)
-            _check_room(state, [replace(one.stream, data_size=size[one.stream.incarnation]) for one in works], {})
+            _check_room(state, [replace(work.stream, data_size=size[work.stream.incarnation]) for work in works], {})
         with self._store.session() as session:
             made = [assemble(session, work, records[work.stream.incarnation], self._id, self._env) for work in works]
-            left_over = [left for one in made for left in leftovers(session.writable, one.stream)]
+            left_over = [left for assembly in made for left in leftovers(session.writable, assembly.stream)]
             session.propose(self._command(made))
             sweep(left_over)
         for work, assembled in zip(works, made, strict=True):
@@ -359,18 +363,18 @@ class _Import:
     def _done_before(self, work: Work) -> dict[int, PartRecord]:
         """Return the parts that an earlier run has done: a record says so, and a quorum has every block, whole."""
         numbers = {part_file(task.number): task.number for task in work.tasks}
-        found: dict[int, PartRecord] = {}
+        records: dict[int, PartRecord] = {}
         incarnation = work.stream.incarnation
         for left in leftovers(self._store.volumes(), work.stream, records_only=True):
             for name in set(left.records) & set(numbers):
-                if numbers[name] in found:
+                if numbers[name] in records:
                     continue
                 record = read_record(left.blocks, incarnation, name)
                 is_ours = isinstance(record, PartRecord) and record.source == work.target.source
                 if is_ours and isinstance(record, PartRecord) and record.incarnation == incarnation:
                     if is_whole(work, record, self._store.volumes(), self._env):
-                        found[record.number] = record
-        return found
+                        records[record.number] = record
+        return records
 
     def _command(self, made: Sequence[Assembled]) -> RestoreStreams:
         encoded = tuple(encode_stream(assembled.stream) for assembled in made)
@@ -398,8 +402,8 @@ class _Import:
         notes: Sequence[str],
     ) -> None:
         beside = [damage_row(damage) for damage in planned.damage]
-        found = [*beside, *(row for record in records for row in record.damage)]
-        self._list(found)
+        damage_rows = [*beside, *(row for record in records for row in record.damage)]
+        self._list(damage_rows)
         count, lost = stream.message_count, len(stream.lost)
         shown = stream.next_sequence - stream.low_watermark
         self._reports.append(
@@ -416,8 +420,8 @@ class _Import:
                 "bytes": stream.data_size,
                 "holes": shown - count - lost,
                 "lost": lost,
-                "lost_ranges": [list(one) for one in stream.lost.ranges_head(RANGES_SHOWN)],
-                "damaged": sum(row["left"] for row in found),
+                "lost_ranges": [list(run) for run in stream.lost.ranges_head(RANGES_SHOWN)],
+                "damaged": sum(row["left"] for row in damage_rows),
                 "blocks": len(stream.blocks),
                 "num_replicas": stream.config.num_replicas,
                 "consumers": sorted(consumer.name for consumer in stream.consumers.values()),
@@ -425,10 +429,10 @@ class _Import:
             }
         )
 
-    def _list(self, found: Sequence[dict[str, Any]]) -> None:
+    def _list(self, rows: Sequence[dict[str, Any]]) -> None:
         room = max(0, DAMAGE_COUNT_MAX - len(self._damage))
-        self._damage += found[:room]
-        for row in found[room:]:
+        self._damage += rows[:room]
+        for row in rows[room:]:
             before = self._unlisted or {**row, "left": False, "places": 0}
             places = before["places"] + row["places"]
             self._unlisted = {**before, "left": before["left"] or row["left"], "places": places}
@@ -443,7 +447,7 @@ class _Import:
             "layout": self._source.layout,
             "import": self._id.hex(),
             "ok": is_whole and not self._failed,
-            "streams": sorted(self._reports, key=lambda one: str(one["name"])),
+            "streams": sorted(self._reports, key=lambda report: str(report["name"])),
             "failed": self._failed,
             "damage": damage,
         }
@@ -479,27 +483,27 @@ def _digest(value: object) -> bytes:
 def _plain(value: object) -> Any:
     """Return plain values of plain values, for a digest; keys of encryption are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in dataclasses.fields(value) if one.name != "key"]
+        names = [attribute.name for attribute in dataclasses.fields(value) if attribute.name != "key"]
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 def _tasks(target: ImportTarget, slices: Sequence[ForeignSlice]) -> Iterator[PartTask]:
     """Yield the parts of a stream: neighbouring slices up to PART_SIZE together."""
     number, gathered, size = 1, list[ForeignSlice](), 0
-    for one in slices:
-        is_full = size + one.byte_size > PART_SIZE or len(gathered) == PART_FILE_COUNT_MAX
+    for part in slices:
+        is_full = size + part.byte_size > PART_SIZE or len(gathered) == PART_FILE_COUNT_MAX
         if gathered and is_full:
             yield PartTask(target, number, tuple(gathered))
             number, gathered, size = number + 1, [], 0
-        gathered.append(one)
-        size += one.byte_size
+        gathered.append(part)
+        size += part.byte_size
     if gathered:
         yield PartTask(target, number, tuple(gathered))
 

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from storage_core.block.format import digest_of
 from storage_core.block.sizing import message_sizes
 from storage_core.bounded import UNDECODABLE
+from storage_core.checksum import crc32c
 from storage_core.errors import (
     CorruptRecordError,
     DataLossError,
@@ -163,7 +163,7 @@ def read_record(blocks: BlockStore, incarnation: bytes, name: str) -> ImportHead
 def write_record(
     volumes: Sequence[VolumeHandle], incarnation: bytes, name: str, record: ImportHead | PartRecord, env: Environment
 ) -> int:
-    """Write a record beside the blocks, durably; return on how many volumes. One that fails has it not, and is told."""
+    """Write a record beside the blocks, durably; return on how many volumes. A failure is reported."""
     content = encode_record(record)
     calls = [partial(volume.blocks(env.files).put_record, incarnation, name, content) for volume in volumes]
     written = 0
@@ -235,10 +235,10 @@ class _Reading:
 
     def read(self, part: ForeignSlice, files: Files) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a slice, columns COLUMNS. Raises as write_part does."""
-        told: list[ForeignDamage] = []
+        reported: list[ForeignDamage] = []
 
         def hear(damage: ForeignDamage) -> None:
-            told.append(damage)
+            reported.append(damage)
             if damage.costs and not damage.allowed and not self._goes_on:
                 raise DataLossError(damage.explain())
 
@@ -255,11 +255,11 @@ class _Reading:
             raise StorageError(f"{part.path} cannot be read: {error.strerror or error}") from error
         doubtful = SequenceSet.from_ranges(
             (max(damage.first, part.first), part.end if damage.end is None else min(damage.end, part.end))
-            for damage in told
+            for damage in reported
             if damage.first is not None and damage.costs
         )
         self._missed.append((doubtful, SequenceSet.decode(part.removed)))
-        self.damage += told
+        self.damage += reported
 
     def present(self) -> SequenceSet:
         return SequenceSet.from_sequences(np.concatenate(self._seen)) if self._seen else SequenceSet.empty()

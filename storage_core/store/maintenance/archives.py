@@ -229,13 +229,18 @@ def run(words: Sequence[str], timeout_s: float, is_stopped: Callable[[], bool]) 
     output = bytearray()
     with process.stdout as pipe:
         os.set_blocking(pipe.fileno(), False)
+        ready = select.poll()  # not select(): a driver may have more than 1,024 files open
+        ready.register(pipe, select.POLLIN)
         is_open = True
         while True:
             has_ended = process.poll() is not None  # before the last look at what it printed
             is_open = is_open and _drain(pipe.fileno(), output)
             if has_ended or time.monotonic() >= deadline_s or is_stopped():
                 break
-            select.select([pipe] if is_open else [], [], [], POLL_S)
+            if is_open:
+                ready.poll(1000 * POLL_S)
+            else:
+                time.sleep(POLL_S)
         if not has_ended:
             _kill(process)
     text = bytes(output).decode(errors="replace").strip()
@@ -271,5 +276,5 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 def _timeout_s() -> float:
     """Return how long an attempt may take. Raises ValueError."""
-    given = os.environ.get(TIMEOUT_VARIABLE)
-    return parse_duration_ns(given, TIMEOUT_VARIABLE) / 1e9 if given else TIMEOUT_S
+    timeout = os.environ.get(TIMEOUT_VARIABLE)
+    return parse_duration_ns(timeout, TIMEOUT_VARIABLE) / 1e9 if timeout else TIMEOUT_S

@@ -1,4 +1,4 @@
-"""Who merges small blocks, and when: a holder a bounded run a session, `maintain` and `compact` all that is due.
+"""Who merges small blocks, and when: a session one bounded run, `maintain` and `compact` all that is due.
 
 In a session one run is read and written under the lock, small enough that nobody notices. Whoever does all of it reads
 and writes without a lock, and takes it for each commit alone; whatever changed meanwhile is looked at again.
@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_core.errors import NoQuorumError, RequirementError, StaleIncarnationError, StorageError
+from storage_core.errors import NoQuorumError, ProcessError, RequirementError, StaleIncarnationError, StorageError
 from storage_core.metadata.state import StreamState
+from storage_core.os_errors import raise_if_limit
 from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.session import Session
@@ -31,7 +32,7 @@ ROUND_COUNT_MAX = 64  # looks for more; each merges all that it finds, so a few 
 
 
 class Merging:
-    """The merging that a holder does on its way. One for a store; used under its locks."""
+    """The merging that a session does on its way. One for a store; used under its locks."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
@@ -67,7 +68,7 @@ class Merging:
 
     def _barred(self) -> set[bytes]:
         now = self._env.now_ns()
-        self._resting = {one: since for one, since in self._resting.items() if abs(now - since) < REST_NS}
+        self._resting = {block_id: since for block_id, since in self._resting.items() if abs(now - since) < REST_NS}
         return set(self._resting)
 
 
@@ -115,7 +116,8 @@ class Compaction:
             for start, end in merging.due(stream, self._policy, now_ns, self.unreadable):
                 try:
                     tasks.append(merging.task_of(state, stream, start, end, volumes, self._env))
-                except NoQuorumError as error:
+                except (NoQuorumError, ProcessError) as error:
+                    raise_if_limit(error)
                     logger.warning("stream %r is not merged: %s", stream.name, error)
                     break
         return tasks
@@ -158,13 +160,17 @@ class Compaction:
             tasks, before = self.plan(names), (runs, len(self.unreadable))
             total = blocks + sum(len(task.slices) for task in tasks)
             attempts = through(tasks) if through is not None else (attempt(task, self._env) for task in tasks)
-            for one in attempts:
-                if one.unreadable is not None:
-                    self.note_unreadable(one.unreadable, one.reason)
-                elif one.staged is None:
-                    logger.warning("%s", one.reason)
-                elif self.commit(one.staged):
-                    runs, blocks, size = runs + 1, blocks + len(one.staged.task.slices), size + one.staged.task.size
+            for outcome in attempts:
+                if outcome.unreadable is not None:
+                    self.note_unreadable(outcome.unreadable, outcome.reason)
+                elif outcome.staged is None:
+                    logger.warning("%s", outcome.reason)
+                elif self.commit(outcome.staged):
+                    runs, blocks, size = (
+                        runs + 1,
+                        blocks + len(outcome.staged.task.slices),
+                        size + outcome.staged.task.size,
+                    )
                 if progress is not None:
                     progress(blocks, total)
             if before == (runs, len(self.unreadable)):

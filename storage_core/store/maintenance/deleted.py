@@ -3,7 +3,7 @@
 The metadata forgets a deleted stream once its files are gone from the volumes that are there. One that comes back later
 has them still. A directory that belongs to no stream, is in no delete, and holds only blocks that were written for it
 in transactions known to be decided, is such a one: they were committed to a stream that a committed entry deleted, or
-were given up. If one block of it cannot be told, the whole directory stays: after an adoption it may be what was left
+were given up. If one block of it cannot be known, the whole directory stays: after an adoption it may be what was left
 alone.
 """
 
@@ -42,7 +42,9 @@ def _sweep(session: Session, blocks: BlockStore, incarnation: bytes) -> bool:
     block_ids = blocks.ids(incarnation)
     if not block_ids:  # nothing in it says whose it is
         return False
-    if blocks.strangers(incarnation) or not all(_is_decided(session, blocks, incarnation, one) for one in block_ids):
+    if blocks.strangers(incarnation) or not all(
+        _is_decided(session, blocks, incarnation, block_id) for block_id in block_ids
+    ):
         return False
     blocks.remove(incarnation)
     return True

@@ -1,4 +1,4 @@
-"""Maintenance: the bounded maintenance that a holder does after its ack.
+"""Maintenance: the bounded work that a session does after its ack.
 
 Copies that need repair first (background_repair.py), then merging of small blocks (compaction.py), the journal of
 placements, unlinking of blocks whose delete is old enough and that do not wait to be archived (archives.py), a snapshot
@@ -23,12 +23,12 @@ from storage_core.store.maintenance.archives import must_wait
 from storage_core.store.maintenance.compaction import Merging
 from storage_core.store.replicas.background_repair import BackgroundRepair
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.volume.placements import Placement, PlacementJournal
+from storage_core.store.volume.placement_journal import Placement, PlacementJournal
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
-UNLINKED_PER_TURN_MAX = 256
+UNLINKED_PER_SESSION_MAX = 256
 TRANSACTIONS_KEPT_MAX = 16_384  # remembered outcomes beyond which the old ones go
 TRANSACTION_KEEP_NS = 24 * 3_600 * 1_000_000_000
 _NO_BLOCK = bytes(16)  # a delete without a block: the stream's directory
@@ -49,7 +49,7 @@ class Maintenance:
 
     def after(self, session: Session, everything: bool = False) -> None:
         """Do what is due; `everything`: without the bounds of one session. Failures are logged and left for later."""
-        for piece in (self._mend, self._merge, self._write_journal, self._unlink, self._forget_transactions):
+        for piece in (self._repair_copies, self._merge, self._write_journal, self._unlink, self._forget_transactions):
             self._try(session, piece.__name__.strip("_"), partial(piece, session, everything))
         self._try(session, "snapshot", partial(self._snapshot, session))
         self._try(session, "reserve", partial(self._fill_reserves, session))
@@ -68,13 +68,13 @@ class Maintenance:
             self._begin_journals(session)
 
     def repair(self, session: Session) -> bool:
-        """Mend some copies, whether it is time to look for them or not; return whether there may be more to do.
+        """Repair some copies, whether it is time to look for them or not; return whether there may be more to do.
 
         Raises what a session raises.
         """
         return self._repair.run(session, everything=True)
 
-    def _mend(self, session: Session, everything: bool) -> None:
+    def _repair_copies(self, session: Session, everything: bool) -> None:
         self._repair.run(session, everything)
 
     def _merge(self, session: Session, everything: bool) -> None:
@@ -89,7 +89,7 @@ class Maintenance:
 
     def _write_one(self, session: Session, volume: Volume) -> None:
         journal, streams = volume.journal, session.state.streams
-        journaled, found = self._journaled.get(volume), dict[bytes, set[bytes]]()
+        journaled, journaled_ids = self._journaled.get(volume), dict[bytes, set[bytes]]()
         if journaled is None:
             # What others wrote after the snapshot may be torn anywhere: this process goes by what it finds, once.
             beginning = journal.beginning()
@@ -97,7 +97,7 @@ class Maintenance:
                 self._begin(session, volume)
                 return
             try:
-                journaled, found = session.view.snapshot_streams, _blocks(journal, beginning.end)
+                journaled, journaled_ids = session.view.snapshot_streams, _blocks(journal, beginning.end)
             except CorruptionError as error:
                 logger.warning("%s; it is written anew", error)
                 self._begin(session, volume)
@@ -109,8 +109,8 @@ class Maintenance:
             rows = stream.blocks.rows
             if before is not None and (before.incarnation, before.placement) == (stream.incarnation, stream.placement):
                 rows = _new_rows(rows, before.blocks.rows)
-            if stream.incarnation in found:
-                rows = rows[[bytes(row) not in found[stream.incarnation] for row in rows["block_id"]]]
+            if stream.incarnation in journaled_ids:
+                rows = rows[[bytes(row) not in journaled_ids[stream.incarnation] for row in rows["block_id"]]]
             if len(rows):
                 placements.append(Placement(session.view.index, stream.incarnation, stream.name, rows))
         journal.append(placements, is_checked=volume in self._journaled)
@@ -125,7 +125,7 @@ class Maintenance:
             for stream in streams.values()
             if volume.volume_id in stream.placement
         )
-        journal.write(index, chain(_buried(journal, session.state.deletes), live))
+        journal.write(index, chain(_of_pending_deletes(journal, session.state.deletes), live))
         self._journaled[volume] = streams
 
     def _begin_journals(self, session: Session) -> None:
@@ -165,10 +165,10 @@ class Maintenance:
         if len(due) and len(state.archives):
             due = due[~must_wait(state, due, self.archived)]
         if not everything:
-            due = due[:UNLINKED_PER_TURN_MAX]
+            due = due[:UNLINKED_PER_SESSION_MAX]
         if not len(due):
             return
-        gone, touched = [], set()
+        unlinked_ids, touched = [], set()
         for delete in due:
             incarnation, block_id = bytes(delete["incarnation"]), bytes(delete["block_id"])
             try:
@@ -177,13 +177,13 @@ class Maintenance:
             except OSError as error:  # it stays in the pending_deletes; those behind it shall not wait for it
                 logger.warning("%s: maintenance (unlink): %s", session.label, error)
             else:
-                gone.append(incarnation + block_id)
-        stores = {one.path: one.blocks for one in session.writable}
+                unlinked_ids.append(incarnation + block_id)
+        stores = {volume.path: volume.blocks for volume in session.writable}
         for path, directory in touched:
             _sync(stores[path], directory)
-        if gone:
-            session.propose(Unlinked(tuple(gone)))
-            self.archived.difference_update(key[16:] for key in gone)
+        if unlinked_ids:
+            session.propose(Unlinked(tuple(unlinked_ids)))
+            self.archived.difference_update(key[16:] for key in unlinked_ids)
 
     def _forget_transactions(self, session: Session, everything: bool) -> None:
         known = session.state.transactions.rows
@@ -235,26 +235,26 @@ def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
     return blocks
 
 
-def _buried(journal: PlacementJournal, deletes: np.ndarray) -> Iterator[Placement]:
+def _of_pending_deletes(journal: PlacementJournal, deletes: np.ndarray) -> Iterator[Placement]:
     """Yield what a journal says of blocks in their deletes, each once: the metadata has forgotten where they were."""
     records = []
     try:
-        for one in journal.read() if len(deletes) else ():
-            records.append(one)
+        for entry in journal.read() if len(deletes) else ():
+            records.append(entry)
     except CorruptionError as error:
         logger.warning("%s; what it says of removed blocks before that is kept", error)
     if not records:
         return
-    rows = np.concatenate([one.rows for one in records])
+    rows = np.concatenate([entry.rows for entry in records])
     keys, at = np.unique(_keys(rows["block_id"]), return_index=True)
     at = np.sort(at[np.isin(keys, _keys(deletes["block_id"]))])
     if not len(at):
         return
-    record_of, starts = np.unique(np.repeat(np.arange(len(records)), [len(one.rows) for one in records])[at], True)
+    record_of, starts = np.unique(np.repeat(np.arange(len(records)), [len(entry.rows) for entry in records])[at], True)
     by_stream: dict[tuple[bytes, str], list[tuple[int, np.ndarray]]] = {}
     for record, part in zip(record_of.tolist(), np.split(at, starts[1:]), strict=True):
-        one = records[record]
-        by_stream.setdefault((one.incarnation, one.stream), []).append((one.index, part))
+        entry = records[record]
+        by_stream.setdefault((entry.incarnation, entry.stream), []).append((entry.index, part))
     for (incarnation, stream), parts in by_stream.items():
         index = max(index for index, _ in parts)
         yield Placement(index, incarnation, stream, rows[np.concatenate([part for _, part in parts])])

@@ -128,6 +128,8 @@ def due(
     fullness = np.maximum(rows["data_size"] / config.block_max_bytes, rows["row_count"] / config.block_max_msgs)
     may = fullness < (1.0 if takes_all else 0.5)  # so that a message comes into a block that is half full only once
     may &= (rows["msg_id_count"] == 0) | (rows["committed_ns"] < now_ns - config.duplicate_window)
+    sizes = np.maximum(rows["file_size"], rows["data_size"])
+    may &= sizes <= policy.size_max
     if barred:
         may &= ~np.array([bytes(row) in barred for row in rows["block_id"]])
     levels = np.searchsorted(LEVEL_SIZES, rows["data_size"] + ROW_SIZE * rows["row_count"], side="right")
@@ -136,13 +138,26 @@ def due(
         parts = np.unique(np.stack((parts, rows["committed_ns"] // config.block_max_age)), axis=1, return_inverse=True)[
             1
         ]
+    ends = np.cumsum(sizes)
+    reach = np.searchsorted(ends, ends - sizes + policy.size_max, side="right")  # where a run that begins here may end
+    is_filled = _sums(np.where(may, fullness, 0.0), reach) > FULL_ENOUGH - 1e-6
     for level in (len(LEVEL_SIZES),) if takes_all else range(len(LEVEL_SIZES) + 1):
+        # Most appends find nothing to merge: a stretch is cut, run by run, only if one of its runs can be worth it.
+        can_begin = is_filled | takes_all | (_sums(levels == level, reach) >= policy.fan_in)
         for first, last in _stretches(may & (levels <= level), parts):
-            for one in _cut(stream, rows, first, last, policy):
-                ours = int((levels[one.start : one.stop] == level).sum())
-                if takes_all or ours >= policy.fan_in or float(fullness[one.start : one.stop].sum()) >= FULL_ENOUGH:
-                    may[one.start : one.stop] = False
-                    yield one.start + skipped, one.stop + skipped
+            if not can_begin[first:last].any():
+                continue
+            for run in _cut(stream, rows, first, last, policy):
+                ours = int((levels[run.start : run.stop] == level).sum())
+                if takes_all or ours >= policy.fan_in or float(fullness[run.start : run.stop].sum()) >= FULL_ENOUGH:
+                    may[run.start : run.stop] = False
+                    yield run.start + skipped, run.stop + skipped
+
+
+def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return, for each position, the sum of the values from there up to its end."""
+    sums: np.ndarray = np.concatenate(([0], np.cumsum(values)))
+    return np.asarray(sums[ends] - sums[:-1])
 
 
 def _parts(stream: StreamState, rows: np.ndarray) -> np.ndarray:
@@ -224,8 +239,8 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
         for volume in task.volumes:  # some came to the stream after what is merged was written
             volume.blocks(env.files).prepare([made.written_as])
         with one_block(task.volumes, identity, majority(task.replica_count), task.codec, env) as (writer, file):
-            for one in task.slices:
-                part = _read(one, task, env)
+            for block_slice in task.slices:
+                part = _read(block_slice, task, env)
                 dropped.append(part.dropped)
                 for batch, sequences, hashes in part.batches:
                     writer.write(batch, hashes, sequences - task.first)
@@ -236,35 +251,35 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
     failures = tuple(
         WriteFailure(volume_id, failure.errno or 0, str(failure)) for volume_id, failure in file.failures.items()
     )
-    held = [one for one in task.volumes if one.volume_id in file.holders]
+    held = [handle for handle in task.volumes if handle.volume_id in file.holders]
     holders = tuple((handle.volume_id, handle.instance_id) for handle in held)
     block = StagedBlock(task.stream, made.written_as, task.transaction_id, 0, 0, summary, holders, failures)
-    gone = SequenceSet.from_sequences(np.concatenate(dropped))
-    return StagedMerge(task, block, gone.encode() if gone else b"")
+    removed = SequenceSet.from_sequences(np.concatenate(dropped))
+    return StagedMerge(task, block, removed.encode() if removed else b"")
 
 
-def _read(one: BlockSlice, task: MergeTask, env: Environment) -> _Part:
+def _read(block_slice: BlockSlice, task: MergeTask, env: Environment) -> _Part:
     """Return the rows of a block that are not removed, from the first copy that has all of them whole."""
     removed = SequenceSet.decode(task.removed) if task.removed else SequenceSet.empty()
-    removed = removed.clip(one.first, one.end)
+    removed = removed.clip(block_slice.first, block_slice.end)
 
     def ask(reader: BlockReader) -> _Part:
-        request = FrameRequest(_COLUMNS, "", one.block_first, first=task.low_watermark, removed=removed or None)
+        request = FrameRequest(_COLUMNS, "", block_slice.block_first, first=task.low_watermark, removed=removed or None)
         ids = msg_ids(reader)
-        known = ids[:, 2].astype(np.int64) + one.block_first
+        known = ids[:, 2].astype(np.int64) + block_slice.block_first
         batches, kept = [], [np.empty(0, np.int64)]
-        for found in reader.read(request):
-            sequences = buffers.numbers(found.column(0))
-            batch = pa.RecordBatch.from_arrays(found.columns[1:], schema=FRAME_SCHEMA)
+        for rows in reader.read(request):
+            sequences = buffers.numbers(rows.column(0))
+            batch = pa.RecordBatch.from_arrays(rows.columns[1:], schema=FRAME_SCHEMA)
             batches.append((batch, sequences, _hashes(sequences, known, ids)))
             kept.append(sequences)
-        there = reader.footer.runs.sequences(0, reader.footer.row_count, one.block_first)
-        return _Part(batches, np.setdiff1d(there, np.concatenate(kept), assume_unique=True))
+        present = reader.footer.runs.sequences(0, reader.footer.row_count, block_slice.block_first)
+        return _Part(batches, np.setdiff1d(present, np.concatenate(kept), assume_unique=True))
 
     try:
-        return ask_block(one, ask, env)
+        return ask_block(block_slice, ask, env)
     except (DataLossError, UnavailableError) as error:
-        raise UnreadableBlockError(str(error), one.block_id) from error
+        raise UnreadableBlockError(str(error), block_slice.block_id) from error
 
 
 def _hashes(sequences: np.ndarray, known: np.ndarray, ids: np.ndarray) -> np.ndarray | None:

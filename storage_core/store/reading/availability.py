@@ -24,11 +24,11 @@ def first_away(
     Raises ProcessError.
     """
     at_hand = {volume.volume_id for volume in volumes if volume.identity is not None}
-    there = sum(1 << position for position, one in enumerate(stream.placement) if one in at_hand)
+    present_mask = sum(1 << position for position, volume_id in enumerate(stream.placement) if volume_id in at_hand)
     rows = stream.blocks.rows
     low = int(np.searchsorted(rows["first"] + rows["span"], first, side="right"))
     rows = rows[low : int(np.searchsorted(rows["first"], end, side="left"))]
-    doubtful = rows[(rows["holders"] & np.uint32(there)) == 0]
+    doubtful = rows[(rows["holders"] & np.uint32(present_mask)) == 0]
     for block in whole_blocks(state, stream, doubtful, volumes):
         try:
             ask_block(block, lambda reader: None, env)

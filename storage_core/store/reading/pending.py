@@ -63,9 +63,9 @@ class Pending:
         if count >= self.message_count:
             return self.end
         gaps = self._removed.ends - self._removed.starts
-        gone = np.concatenate(([0], np.cumsum(gaps)))  # removed sequences before each run
-        shown = self._removed.starts - self._from - gone[:-1]  # messages before each run
-        return self._from + count + int(gone[int(np.searchsorted(shown, count, side="left"))])
+        removed_counts = np.concatenate(([0], np.cumsum(gaps)))  # removed sequences before each run
+        shown = self._removed.starts - self._from - removed_counts[:-1]  # messages before each run
+        return self._from + count + int(removed_counts[int(np.searchsorted(shown, count, side="left"))])
 
     def end_of_bytes(self, size: int) -> int:
         """Return where so many bytes end, cut within a block where need be; at least one message is before it."""

@@ -15,13 +15,13 @@ import numpy as np
 
 from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.metadata.subject_sets import rows_that_may_match
 from storage_core.sequences import SequenceSet
 from storage_core.store.reading.slices import SLICE_DTYPE, BlockSlices, StreamOfSlices, shown_counts
 from storage_core.store.reading.slices import BlockSlice as BlockSlice
 from storage_core.store.reading.slices import CopyPlace as CopyPlace
 from storage_core.store.volume import placement
 from storage_core.store.volume.volumes import Volume
-from storage_core.subjects import is_literal, matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ def _copies(
     which = places_of[keys]
     for key in distinct.tolist():
         held = placement.holders(stream, key // count)
-        places = [CopyPlace(*one, one[0] in held) for one in readable]
+        places = [CopyPlace(*volume, volume[0] in held) for volume in readable]
         first = [place for place in places if place.expected and place.volume_id in counted]
         rest = [place for place in places if place not in first]
         at = key % count % len(first) if first else 0
-        last = [CopyPlace(*one, one[0] in held) for one in missing if one[0] in stream.placement]
+        last = [CopyPlace(*volume, volume[0] in held) for volume in missing if volume[0] in stream.placement]
         made.append((*first[at:], *first[:at], *rest, *last))
     return tuple(made), which
 
@@ -131,15 +131,5 @@ def _may_match(rows: np.ndarray, stream: StreamState, request: ReadRequest) -> n
     if request.time_end_ns is not None:
         keep &= rows["time_min_ns"] < request.time_end_ns
     if request.subject_filters:
-        taken = [True]  # set 0: not summarised
-        for subjects in stream.subject_sets:
-            taken.append(_any_match(request.subject_filters, subjects))
-        keep &= np.array(taken)[rows["subject_set"]]
+        keep &= rows_that_may_match(request.subject_filters, stream.subject_sets, rows)
     return keep
-
-
-def _any_match(filters: tuple[str, ...], subjects: tuple[str, ...]) -> bool:
-    have = set(subjects)
-    return any(
-        one in have if is_literal(one) else any(matches(one, subject) for subject in subjects) for one in filters
-    )

@@ -3,7 +3,7 @@
 Each copy of a block is opened against what the manifest says of it (store, incarnation, block id, size, footer
 digest); frames are checked by their CRC32C. What is damaged is never served. The rows of a copy that cannot be opened,
 and the rows of a damaged frame, come from the next copy, in their place: copies with the same digest have the same
-frames. Whatever was found bad is told with stream, sequences, file and offset, and left as a report on another volume,
+frames. What was found bad is reported with stream, sequences, file and offset, and left as a report on another volume,
 so that it is repaired. Only rows that no copy has are lost; if the block is gone from every volume, the store is asked
 where its messages are now (it was merged), or whether they were removed too long ago (the plan is stale).
 
@@ -52,7 +52,7 @@ COME_BACK = (
     "that is no loss yet: mount what is away and read again; `jstream repair` looks on every volume, and declares lost "
     "what none has"
 )
-OPENED_AHEAD_REMOTE = 4  # blocks; the small ones of them are whole in memory, of at most 4 MiB each
+OPENED_AHEAD_REMOTE = 4  # blocks; the small ones of them are whole in memory, of at most 5 MiB each
 RAISE, SKIP, REPORT = "raise", "skip", "report"  # what a read does about rows that no copy has
 
 
@@ -70,9 +70,9 @@ class ReadDamage:
     is_away: bool = False  # what may have them could not be asked: nobody knows whether they are lost
 
     def __str__(self) -> str:
-        what = "were read from another copy" if self.served else "cannot be read"
+        outcome = "were read from another copy" if self.served else "cannot be read"
         return (
-            f"stream {self.stream!r}: sequences {self.first} to {self.end - 1} {what}: {self.reason} "
+            f"stream {self.stream!r}: sequences {self.first} to {self.end - 1} {outcome}: {self.reason} "
             f"({self.file}, offset_bytes {self.offset_bytes})"
         )
 
@@ -130,12 +130,12 @@ def read_slices(
 
 def _ahead_count(slice_: BlockSlice) -> int:
     """Return how many blocks are opened ahead: more where each takes round trips."""
-    is_remote = bool(slice_.copies) and is_in_object_store(place(slice_.copies[0].uri))
+    is_remote = bool(slice_.copies) and is_in_object_store(slice_.copies[0].uri)
     return OPENED_AHEAD_REMOTE if is_remote else 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class _Failure:
     """Something wrong with one copy."""
 
     copy: CopyPlace
@@ -158,24 +158,24 @@ class _Reading:
 
     def __init__(
         self,
-        one: BlockSlice,
+        block_slice: BlockSlice,
         options: ReadOptions,
         report: Callable[[ReadDamage], None] | None,
         env: Environment,
         successors: Successors,
     ) -> None:
-        self._one, self._options, self._report, self._env = one, options, report, env
+        self._slice, self._options, self._report, self._env = block_slice, options, report, env
         self._successors = successors
-        self._opened: list[_Copy | _Finding] = []  # of one.copies, as far as they were tried
-        self._opening: Callable[[], _Copy | _Finding] | None = None  # waits for the first of them
+        self._opened: list[_Copy | _Failure] = []  # of its copies, as far as they were tried
+        self._opening: Callable[[], _Copy | _Failure] | None = None  # waits for the first of them
         self._left_reports: set[bytes] = set()  # volumes
         self._why_missing = ""  # what the store says of a copy that is gone
         self._is_unsure = False  # it could not say
 
     def begin(self) -> None:
         """Have the first copy opened while something else is done, where its volume has a thread for that."""
-        if self._one.copies:
-            self._opening = _begin_opening(self._one, self._one.copies[0], self._env)
+        if self._slice.copies:
+            self._opening = _begin_opening(self._slice, self._slice.copies[0], self._env)
 
     def close(self) -> None:
         if self._opening is not None:
@@ -184,18 +184,18 @@ class _Reading:
             if isinstance(copy, _Copy):
                 copy.close()
 
-    def rows(self, first: int, end: int, start: int, before: tuple[_Finding, ...]) -> Rows:
+    def rows(self, first: int, end: int, start: int, before: tuple[_Failure, ...]) -> Rows:
         """Yield the rows of [first, end) from the first copy from `start` on that can be opened.
 
         `before`: what is wrong with the copies that were asked for this range already.
         """
-        passed: list[_Finding] = []
-        for at in range(start, len(self._one.copies)):
+        passed: list[_Failure] = []
+        for at in range(start, len(self._slice.copies)):
             is_new = at == len(self._opened)
             copy = self._copy(at)
             if isinstance(copy, _Copy):
-                for finding in passed:
-                    self._leave_report(finding, self._one.first, self._one.end)
+                for failure in passed:
+                    self._leave_report(failure, self._slice.first, self._slice.end)
                 whole = yield from self._rows_of(copy, at, first, end, before)
                 break
             before = (*before, copy)
@@ -204,17 +204,17 @@ class _Reading:
         else:
             return (yield from self._from_successors(first, end, before))
         if whole:
-            for finding in passed:
-                self._tell(finding, first, end)
+            for failure in passed:
+                self._tell(failure, first, end)
         return whole
 
-    def _from_successors(self, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
+    def _from_successors(self, first: int, end: int, before: tuple[_Failure, ...]) -> Rows:
         """Yield the rows of [first, end) from the blocks that the store has them in now; if there are none, say so."""
-        if any(isinstance(finding.error, FileNotFoundError) for finding in before):
-            found = self._successors.of(self._one)
-            if not isinstance(found, str):
+        if any(isinstance(failure.error, FileNotFoundError) for failure in before):
+            successors = self._successors.of(self._slice)
+            if not isinstance(successors, str):
                 whole = True
-                for slice_ in found:
+                for slice_ in successors:
                     reading = _Reading(slice_, self._options, self._report, self._env, self._successors)
                     try:
                         part = max(slice_.first, first), min(slice_.end, end)
@@ -223,22 +223,22 @@ class _Reading:
                     finally:
                         reading.close()
                 return whole
-            self._why_missing = found
+            self._why_missing = successors
             is_somewhere = any(
-                finding.error is not None and not isinstance(finding.error, FileNotFoundError) for finding in before
+                failure.error is not None and not isinstance(failure.error, FileNotFoundError) for failure in before
             )
             self._is_unsure = not self._successors.was_asked and not is_somewhere
         self._lose(first, end, before)
         return False
 
-    def _rows_of(self, copy: "_Copy", at: int, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
+    def _rows_of(self, copy: "_Copy", at: int, first: int, end: int, before: tuple[_Failure, ...]) -> Rows:
         """Yield the rows of [first, end) from one copy, those of its damaged frames from the ones behind it."""
-        damaged: list[tuple[FrameDamage, _Finding]] = []
+        damaged: list[tuple[FrameDamage, _Failure]] = []
         whole = True
 
         def hear(damage: FrameDamage) -> None:
             if damage.row_count:
-                damaged.append((damage, copy.finding(damage)))
+                damaged.append((damage, copy.failure(damage)))
 
         for batch in copy.reader.read(self._request(first, end, hear)):
             if damaged:  # frames that come before this one
@@ -248,22 +248,22 @@ class _Reading:
         return (yield from self._elsewhere(at, first, end, damaged, before)) and whole
 
     def _elsewhere(
-        self, at: int, first: int, end: int, damaged: list[tuple[FrameDamage, _Finding]], before: tuple[_Finding, ...]
+        self, at: int, first: int, end: int, damaged: list[tuple[FrameDamage, _Failure]], before: tuple[_Failure, ...]
     ) -> Rows:
         """Yield the rows of damaged frames of copy `at` from the copies behind it; empties `damaged`."""
         whole = True
         frames, damaged[:] = list(damaged), []
-        for frame, finding in frames:
-            self._leave_report(finding, frame.first, frame.end)
+        for frame, failure in frames:
+            self._leave_report(failure, frame.first, frame.end)
             part = max(frame.first, first), min(frame.end, end)
-            if (yield from self.rows(*part, at + 1, (*before, finding))):
-                self._tell(finding, *part)
+            if (yield from self.rows(*part, at + 1, (*before, failure))):
+                self._tell(failure, *part)
             else:
                 whole = False
         return whole
 
     def _request(self, first: int, end: int, hear: Callable[[FrameDamage], None]) -> FrameRequest:
-        slice_, options = self._one, self._options
+        slice_, options = self._slice, self._options
         return FrameRequest(
             columns=options.columns,
             stream=slice_.stream,
@@ -278,33 +278,33 @@ class _Reading:
             on_damage=hear,
         )
 
-    def _copy(self, at: int) -> "_Copy | _Finding":
+    def _copy(self, at: int) -> "_Copy | _Failure":
         """Return a copy, open, or what keeps it from being opened."""
         if at == len(self._opened):
             opening, self._opening = self._opening, None
-            self._opened.append(opening() if opening else _open(self._one, self._one.copies[at], self._env))
+            self._opened.append(opening() if opening else _open(self._slice, self._slice.copies[at], self._env))
         return self._opened[at]
 
     # --- telling
 
-    def _tell(self, finding: _Finding, first: int, end: int) -> None:
+    def _tell(self, failure: _Failure, first: int, end: int) -> None:
         """Say of a bad copy that its rows came from another one."""
-        if finding.is_bad and self._report is not None:
-            self._report(self._damage(finding, first, end, served=True))
+        if failure.is_bad and self._report is not None:
+            self._report(self._damage(failure, first, end, served=True))
 
-    def _lose(self, first: int, end: int, findings: tuple[_Finding, ...]) -> None:
+    def _lose(self, first: int, end: int, failures: tuple[_Failure, ...]) -> None:
         """Say that no copy has these rows. Raises DataLossError unless that is to be skipped, UnavailableError."""
-        _raise_what_says_nothing(findings)
-        away = [one for one in findings if one.is_away]
-        bad = [*away, *(one for one in findings if one.is_bad)] or [*findings, _nowhere(self._one)]
+        _raise_what_says_nothing(failures)
+        away = [failure for failure in failures if failure.is_away]
+        bad = [*away, *(failure for failure in failures if failure.is_bad)] or [*failures, _nowhere(self._slice)]
         damage = self._damage(bad[0], first, end, served=False)
         if bad[0].is_away or self._is_unsure:
             damage = replace(damage, is_away=True)
         if isinstance(bad[0].error, FileNotFoundError):
             damage = replace(damage, reason=damage.reason + self._why_missing)
-        for finding in bad:
-            self._leave_report(finding, first, end)
-        others = [str(one) for one in bad[1:] if one.is_bad or one.is_away]
+        for failure in bad:
+            self._leave_report(failure, first, end)
+        others = [str(failure) for failure in bad[1:] if failure.is_bad or failure.is_away]
         if others:
             damage = replace(damage, reason=f"{damage.reason}; nor from other copies: {'; '.join(others)}")
         if self._report is not None:
@@ -314,14 +314,16 @@ class _Reading:
         if self._options.on_loss == RAISE:
             raise DataLossError(f"{damage}; {REMEDY}", **damage.fields()) from bad[0].error
 
-    def _damage(self, finding: _Finding, first: int, end: int, served: bool) -> ReadDamage:
-        return ReadDamage(self._one.stream, str(finding.path), finding.offset_bytes, first, end, finding.reason, served)
+    def _damage(self, failure: _Failure, first: int, end: int, served: bool) -> ReadDamage:
+        return ReadDamage(
+            self._slice.stream, str(failure.path), failure.offset_bytes, first, end, failure.reason, served
+        )
 
-    def _leave_report(self, finding: _Finding, first: int, end: int) -> None:
+    def _leave_report(self, failure: _Failure, first: int, end: int) -> None:
         """Leave word of a bad copy, once a slice and copy: one report is enough to have it repaired."""
-        if finding.is_bad and finding.copy.volume_id not in self._left_reports:
-            self._left_reports.add(finding.copy.volume_id)
-            _leave_report(self._one, finding, first, end, self._env)
+        if failure.is_bad and failure.copy.volume_id not in self._left_reports:
+            self._left_reports.add(failure.copy.volume_id)
+            _leave_report(self._slice, failure, first, end, self._env)
 
 
 class _Copy:
@@ -331,7 +333,7 @@ class _Copy:
         self.copy, self.path, self.file, self.reader = copy, path, file, reader
         self.close = file.close
 
-    def finding(self, damage: FrameDamage) -> _Finding:
+    def failure(self, damage: FrameDamage) -> _Failure:
         error, self.file.error = self.file.error, None
         reason = damage.reason if error is None else f"{damage.reason}; {error.strerror or error}"
         return _wrong(self.copy, self.path, damage.offset_bytes, reason, error)
@@ -359,18 +361,18 @@ class _Readable:
             return 0
 
 
-def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Finding:
+def _open(block_slice: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Failure:
     """Return a copy, open, or what keeps it from being opened; all of it is one call on its volume."""
-    return _begin_opening(one, copy, env)()
+    return _begin_opening(block_slice, copy, env)()
 
 
-def _begin_opening(one: BlockSlice, copy: CopyPlace, env: Environment) -> "Callable[[], _Copy | _Finding]":
+def _begin_opening(block_slice: BlockSlice, copy: CopyPlace, env: Environment) -> "Callable[[], _Copy | _Failure]":
     """Return what waits for `_open`, which the volume's thread has begun, if it has one."""
     blocks = copy.blocks(env.files)
-    path = blocks.path(one.written_as, one.block_id)
-    call = blocks.on_volume(partial(_open_here, one, copy, blocks, path, env))
+    path = blocks.path(block_slice.written_as, block_slice.block_id)
+    call = blocks.on_volume(partial(_open_here, block_slice, copy, blocks, path, env))
 
-    def wait(outcome: "Callable[[], _Copy | _Finding]") -> _Copy | _Finding:
+    def wait(outcome: "Callable[[], _Copy | _Failure]") -> _Copy | _Failure:
         try:
             return outcome()
         except OSError as error:  # no answer in time
@@ -382,16 +384,18 @@ def _begin_opening(one: BlockSlice, copy: CopyPlace, env: Environment) -> "Calla
         return partial(_cannot_be_opened, copy, path, error)
 
 
-def _open_here(one: BlockSlice, copy: CopyPlace, blocks: BlockStore, path: Path, env: Environment) -> _Copy | _Finding:
+def _open_here(
+    block_slice: BlockSlice, copy: CopyPlace, blocks: BlockStore, path: Path, env: Environment
+) -> _Copy | _Failure:
     try:
-        file = blocks.open(one.written_as, one.block_id)
+        file = blocks.open(block_slice.written_as, block_slice.block_id, size=block_slice.file_size)
     except (FileNotFoundError, NotADirectoryError) as error:
-        return _missing(one, copy, path, FileNotFoundError(*error.args), env)
+        return _missing(block_slice, copy, path, FileNotFoundError(*error.args), env)
     except OSError as error:
         return _cannot_be_opened(copy, path, error)
     readable = _Readable(file)
     try:
-        return _Copy(copy, path, readable, BlockReader.open(readable, expectation(one)))
+        return _Copy(copy, path, readable, BlockReader.open(readable, expectation(block_slice)))
     except (StorageError, OSError) as error:
         file.close()
         return _wrong(copy, path, *place_and_reason(error), error)
@@ -400,81 +404,94 @@ def _open_here(one: BlockSlice, copy: CopyPlace, blocks: BlockStore, path: Path,
         raise
 
 
-def _cannot_be_opened(copy: CopyPlace, path: Path, error: OSError) -> _Finding:
+def _cannot_be_opened(copy: CopyPlace, path: Path, error: OSError) -> _Failure:
     return _wrong(copy, path, 0, f"the file cannot be opened: {error.strerror}", error)
 
 
-def _wrong(copy: CopyPlace, path: Path, offset_bytes: int, reason: str, error: Exception | None) -> _Finding:
+def _wrong(copy: CopyPlace, path: Path, offset_bytes: int, reason: str, error: Exception | None) -> _Failure:
     """Return what an error says of a copy: that it is bad, unless the error is about something else."""
     says_nothing = error is not None and (is_of_process(error) or is_away(error))
-    return _Finding(copy, path, offset_bytes, reason, error, not says_nothing, is_away(error))
+    return _Failure(copy, path, offset_bytes, reason, error, not says_nothing, is_away(error))
 
 
-def _missing(one: BlockSlice, copy: CopyPlace, path: Path, error: FileNotFoundError, env: Environment) -> _Finding:
+def _missing(
+    block_slice: BlockSlice, copy: CopyPlace, path: Path, error: FileNotFoundError, env: Environment
+) -> _Failure:
     """Return what it says of a copy that there is no such file: nothing if the volume itself is not there."""
     try:
-        volume = volumes.look(env.files, place(copy.uri), copy.volume_id, one.store_id)
+        volume = volumes.look(env.files, place(copy.uri), copy.volume_id, block_slice.store_id)
     except StorageError as why:
         return _wrong(copy, path, 0, str(why), why)
     if volume.identity is None:
-        return _Finding(copy, path, 0, f"the volume is away: {volume.reason}", None, False, is_away=True)
-    return _Finding(copy, path, 0, reports.FILE_IS_MISSING, error, copy.expected)
+        return _Failure(copy, path, 0, f"the volume is away: {volume.reason}", None, False, is_away=True)
+    return _Failure(copy, path, 0, reports.FILE_IS_MISSING, error, copy.expected)
 
 
-def _raise_what_says_nothing(findings: Sequence[_Finding]) -> None:
+def _raise_what_says_nothing(failures: Sequence[_Failure]) -> None:
     """Raise the error of a copy of which nothing is known by it, and nothing shall be made of that."""
-    for finding in findings:
-        if isinstance(finding.error, UnsupportedVersionError):
-            raise finding.error
-    for finding in findings:
-        if finding.error is not None and is_of_process(finding.error):
-            raise of_process(finding.error, finding.path) from finding.error
+    for failure in failures:
+        if isinstance(failure.error, UnsupportedVersionError):
+            raise failure.error
+    for failure in failures:
+        if failure.error is not None and is_of_process(failure.error):
+            raise of_process(failure.error, failure.path) from failure.error
 
 
-def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env: Environment) -> None:
+def _leave_report(block_slice: BlockSlice, failure: _Failure, first: int, end: int, env: Environment) -> None:
     """Leave word of a bad copy on another volume."""
-    volume_id = finding.copy.volume_id
-    others = [other.reports(env.files) for other in one.copies if other.volume_id != volume_id]
+    volume_id = failure.copy.volume_id
+    others = [copy.reports(env.files) for copy in block_slice.copies if copy.volume_id != volume_id]
     if others:
         made = reports.Report(
-            one.written_as, one.block_id, volume_id, first, end, finding.offset_bytes, finding.reason, env.now_ns()
+            block_slice.written_as,
+            block_slice.block_id,
+            volume_id,
+            first,
+            end,
+            failure.offset_bytes,
+            failure.reason,
+            env.now_ns(),
         )
         reports.leave(others, made)
 
 
-def _nowhere(one: BlockSlice) -> _Finding:
+def _nowhere(block_slice: BlockSlice) -> _Failure:
     """Return what is wrong where no volume of the stream could be seen when the read was planned."""
     nobody = CopyPlace(b"", "", False)
-    return _Finding(nobody, Path(one.block_id.hex()), 0, "no volume that has it can be seen", None, False, is_away=True)
+    return _Failure(
+        nobody, Path(block_slice.block_id.hex()), 0, "no volume that has it can be seen", None, False, is_away=True
+    )
 
 
-def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Environment = REAL) -> T:
+def ask_block(block_slice: BlockSlice, question: Callable[[BlockReader], T], env: Environment = REAL) -> T:
     """Return what `question` makes of the slice's block, from the first copy on which it can be answered.
 
     Raises DataLossError if there is none, UnavailableError, ProcessError.
     """
-    findings: list[_Finding] = []
-    for copy in one.copies:
-        opened = _open(one, copy, env)
-        if isinstance(opened, _Finding):
-            findings.append(opened)
+    failures: list[_Failure] = []
+    for copy in block_slice.copies:
+        opened = _open(block_slice, copy, env)
+        if isinstance(opened, _Failure):
+            failures.append(opened)
             continue
         try:
             answer = question(opened.reader)
         except (StorageError, OSError) as error:
-            findings.append(_wrong(copy, opened.path, *place_and_reason(error), error))
+            failures.append(_wrong(copy, opened.path, *place_and_reason(error), error))
             continue
         finally:
             opened.close()
-        for finding in findings:
-            if finding.is_bad:
-                _leave_report(one, finding, one.first, one.end, env)
+        for failure in failures:
+            if failure.is_bad:
+                _leave_report(block_slice, failure, block_slice.first, block_slice.end, env)
         return answer
-    _raise_what_says_nothing(findings)
-    away = [finding for finding in findings if finding.is_away]
-    first, *others = [*away, *(finding for finding in findings if finding.is_bad)] or [*findings, _nowhere(one)]
-    also = "".join(f"; nor from another copy: {other}" for other in others if other.is_bad or other.is_away)
-    damage = ReadDamage(one.stream, str(first.path), first.offset_bytes, one.first, one.end, first.reason + also)
+    _raise_what_says_nothing(failures)
+    away = [failure for failure in failures if failure.is_away]
+    first, *others = [*away, *(failure for failure in failures if failure.is_bad)] or [*failures, _nowhere(block_slice)]
+    also = "".join(f"; nor from another copy: {failure}" for failure in others if failure.is_bad or failure.is_away)
+    damage = ReadDamage(
+        block_slice.stream, str(first.path), first.offset_bytes, block_slice.first, block_slice.end, first.reason + also
+    )
     if first.is_away:
         raise UnavailableError(f"{damage}; {COME_BACK}", **damage.fields()) from first.error
     raise DataLossError(str(damage), **damage.fields()) from first.error
@@ -486,8 +503,10 @@ def place_and_reason(error: Exception) -> tuple[int, str]:
     return (defect.offset_bytes, defect.reason) if isinstance(defect, Defect) else (0, str(error))
 
 
-def expectation(one: BlockSlice) -> BlockExpectation:
-    return BlockExpectation(one.store_id, one.written_as, one.block_id, one.digest, one.file_size)
+def expectation(block_slice: BlockSlice) -> BlockExpectation:
+    return BlockExpectation(
+        block_slice.store_id, block_slice.written_as, block_slice.block_id, block_slice.digest, block_slice.file_size
+    )
 
 
 def measured(

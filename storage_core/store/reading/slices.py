@@ -116,7 +116,7 @@ class StreamOfSlices:
     @classmethod
     def of_plain(cls, plain: tuple[Any, ...]) -> "StreamOfSlices":
         name, store_id, incarnation, incarnations, copies, encoded = plain
-        places = tuple(tuple(CopyPlace(*one) for one in listed) for listed in copies)
+        places = tuple(tuple(CopyPlace(*place) for place in listed) for listed in copies)
         removed = SequenceSet.decode(encoded) if encoded else SequenceSet.empty()
         return cls(name, store_id, incarnation, incarnations, places, removed)
 

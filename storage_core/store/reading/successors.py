@@ -29,56 +29,56 @@ class Successors:
         self.was_asked = True  # or could not be
         self._known: tuple[StoreState, tuple[Volume, ...]] | None = None
 
-    def of(self, one: BlockSlice) -> list[BlockSlice] | str:
+    def of(self, block_slice: BlockSlice) -> list[BlockSlice] | str:
         """Return slices of the blocks that hold what this one holds, or why it is missing though it should be there.
 
         Raises StalePlanError if messages of it were removed since.
         """
-        stream = self._stream(one)
-        if self._known is None or _is_live(stream, one):  # what is remembered is older than the loss
-            why = self._ask(one)
+        stream = self._stream(block_slice)
+        if self._known is None or _is_live(stream, block_slice):  # what is remembered is older than the loss
+            why = self._ask(block_slice)
             if why:
                 return why
-            stream = self._stream(one)
-        if _is_live(stream, one):
+            stream = self._stream(block_slice)
+        if _is_live(stream, block_slice):
             return ""
         assert self._known is not None
-        removed = SequenceSet.decode(one.removed) if one.removed else SequenceSet.empty()
-        wanted = SequenceSet.from_ranges([(one.first, one.end)]).difference(removed)
-        if stream is None or wanted.difference(_shown(stream, one.first, one.end)):
+        removed = SequenceSet.decode(block_slice.removed) if block_slice.removed else SequenceSet.empty()
+        wanted = SequenceSet.from_ranges([(block_slice.first, block_slice.end)]).difference(removed)
+        if stream is None or wanted.difference(_shown(stream, block_slice.first, block_slice.end)):
             raise StalePlanError(
-                f"stream {one.stream!r}: this read was planned before sequences {one.first} to {one.end - 1} were "
-                "removed, and they are no longer kept; read again",
-                stream=one.stream,
-                first=one.first,
-                end=one.end,
+                f"stream {block_slice.stream!r}: this read was planned before sequences {block_slice.first} to "
+                f"{block_slice.end - 1} were removed, and they are no longer kept; read again",
+                stream=block_slice.stream,
+                first=block_slice.first,
+                end=block_slice.end,
             )
         state, volumes = self._known
         slices, _ = plan_stream(
-            state, stream, volumes, ReadRequest((stream.name,), {stream.name: (one.first, one.end)})
+            state, stream, volumes, ReadRequest((stream.name,), {stream.name: (block_slice.first, block_slice.end)})
         )
-        if wanted.difference(SequenceSet.from_ranges([(there.first, there.end) for there in slices])):
+        if wanted.difference(SequenceSet.from_ranges([(successor.first, successor.end) for successor in slices])):
             return ", and no other block has its messages"
-        return [_as_planned(there, one.stream, removed) for there in slices]
+        return [_as_planned(successor, block_slice.stream, removed) for successor in slices]
 
-    def _stream(self, one: BlockSlice) -> StreamState | None:
-        return self._known[0].by_incarnation(one.incarnation) if self._known is not None else None
+    def _stream(self, block_slice: BlockSlice) -> StreamState | None:
+        return self._known[0].by_incarnation(block_slice.incarnation) if self._known is not None else None
 
-    def _ask(self, one: BlockSlice) -> str:
+    def _ask(self, block_slice: BlockSlice) -> str:
         """Look at the store as it is now; return why that is not possible, or nothing. Any live volume can tell."""
         try:
-            paths = [place(uri) for uri in dict.fromkeys(copy.uri for copy in one.copies)]
+            paths = [place(uri) for uri in dict.fromkeys(copy.uri for copy in block_slice.copies)]
             metadata = Metadata.at(self._env, paths, read_only=True, for_view=True)
             self._known, self.was_asked = (metadata.view(lock_timeout_s=0.0).state, metadata.volumes()), True
         except (StorageError, OSError, ValueError) as error:
-            raise_if_of_process(error, one.stream)
+            raise_if_of_process(error, block_slice.stream)
             self.was_asked = False
             return f", and the store cannot be asked why: {error}"
         return ""
 
 
-def _is_live(stream: StreamState | None, one: BlockSlice) -> bool:
-    return stream is not None and bool((stream.blocks.rows["block_id"] == np.void(one.block_id)).any())
+def _is_live(stream: StreamState | None, block_slice: BlockSlice) -> bool:
+    return stream is not None and bool((stream.blocks.rows["block_id"] == np.void(block_slice.block_id)).any())
 
 
 def _shown(stream: StreamState, first: int, end: int) -> SequenceSet:
@@ -86,6 +86,6 @@ def _shown(stream: StreamState, first: int, end: int) -> SequenceSet:
     return stream.shown(first, end)
 
 
-def _as_planned(there: BlockSlice, stream: str, removed: SequenceSet) -> BlockSlice:
-    inside = removed.clip(there.first, there.end)
-    return replace(there, stream=stream, removed=inside.encode() if inside else b"")
+def _as_planned(successor: BlockSlice, stream: str, removed: SequenceSet) -> BlockSlice:
+    inside = removed.clip(successor.first, successor.end)
+    return replace(successor, stream=stream, removed=inside.encode() if inside else b"")

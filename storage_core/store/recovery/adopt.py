@@ -40,14 +40,14 @@ from storage_core.sequences import SequenceSet
 from storage_core.store import lock_domain
 from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.creation import check_count
-from storage_core.store.ensemble.decision import Found
+from storage_core.store.ensemble.decision import ReadVolume
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.recovery import rejoin, surviving
 from storage_core.store.recovery.conflicts import Comparison, Conflict
 from storage_core.store.recovery.cover import Cover
 from storage_core.store.recovery.surviving import Claims, Copy, Remains
-from storage_core.store.volume import identity, locks, log, placements, volumes
+from storage_core.store.volume import identity, locks, log, placement_journal, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
@@ -200,22 +200,22 @@ def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment)
         if remnant.identity is not None
     ]
     if any(state.voter(volume.volume_id) is not None for volume in known):
-        for other in volumes.complete(env.files, known, state.voters, []):
-            if other.identity is not None and os.path.realpath(other.path) not in named:
+        for member in volumes.complete(env.files, known, state.voters, []):
+            if member.identity is not None and os.path.realpath(member.path) not in named:
                 raise RequirementError(
-                    f"{other.path} is a volume of the store as well: name it, too, or take it away if it is not to be "
+                    f"{member.path} is a volume of the store as well: name it, too, or take it away if it is not to be "
                     "part of it any more"
                 )
-    found = []
+    known_logs = []
     for remnant in remains:
         if remnant.identity is None:
             continue
-        damaged = Found(
+        damaged = ReadVolume(
             remnant.identity.volume_id, str(remnant.path), remnant.identity.instance_id, state=VolumeState.DAMAGED
         )
-        found.append(remnant.found if remnant.found is not None and remnant.is_readable else damaged)
+        known_logs.append(remnant.metadata if remnant.metadata is not None and remnant.is_readable else damaged)
     try:
-        decision.decide(found, state.voters)
+        decision.decide(known_logs, state.voters)
     except (StorageError, decision.Contended):
         return
     raise RequirementError(
@@ -241,8 +241,8 @@ def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> l
         known = (
             remnant.identity.volume_id
             if remnant.identity is not None
-            else remnant.found.volume_id
-            if remnant.found
+            else remnant.metadata.volume_id
+            if remnant.metadata
             else None
         )
         volume_id = known or env.new_id()
@@ -282,9 +282,9 @@ def _state(
     now = env.now_ns()
     events = [Event("adopted", after=after, reason=reason, time_ns=now)]
     for stream in adopted:
-        gone = SequenceSet.from_ranges(stream.lost)
-        if gone:
-            events.append(_lost(stream.name, gone, "", "no volume has them: metadata rebuilt", now))
+        lost_sequences = SequenceSet.from_ranges(stream.lost)
+        if lost_sequences:
+            events.append(_lost(stream.name, lost_sequences, "", "no volume has them: metadata rebuilt", now))
         for conflict in stream.conflicts:
             why = "metadata rebuilt: other messages have their sequences"
             for at in conflict.holders:
@@ -333,13 +333,13 @@ class _Builder:
 
     def streams(self) -> tuple[list[StreamState], list[AdoptedStream]]:
         """Return the streams as they will be, and what there is to say about each."""
-        made, told = [], []
+        made, descriptions = [], []
         known = list(self._best[0].streams.values()) if self._best is not None else []
         for stream in known:
             claims = self._claims.get(stream.incarnation, Claims(stream.incarnation, stream.name))
             built = self._continue(stream, claims)
             made.append(built)
-            told.append(self._told(stream, built, "the metadata"))
+            descriptions.append(self._described(stream, built, "the metadata"))
         taken = {stream.name.casefold() for stream in made}
         superseded = {inc for stream in made for inc in stream.incarnations}
         for claims in sorted(self._claims.values(), key=lambda claim: -claim.age):
@@ -356,12 +356,14 @@ class _Builder:
             bare = StreamState(self._config(claims), claims.incarnation, self._env.now_ns(), ())
             built = self._continue(bare, claims)
             made.append(built)
-            told.append(self._told(bare, built, "what is in its blocks: check it with `jstream stream edit`"))
+            descriptions.append(
+                self._described(bare, built, "what is in its blocks: check it with `jstream stream edit`")
+            )
             taken.add(claims.stream.casefold())
             superseded.update(built.incarnations)
-        return made, told
+        return made, descriptions
 
-    def _told(self, before: StreamState, built: StreamState, source: str) -> AdoptedStream:
+    def _described(self, before: StreamState, built: StreamState, source: str) -> AdoptedStream:
         lost = tuple(built.lost.difference(before.lost).ranges())
         return AdoptedStream(
             built.name, before.incarnation.hex(), source, len(built.blocks), built.message_count,
@@ -381,8 +383,8 @@ class _Builder:
         names = surviving.subjects_of(self._remains[copy.holders[0]], copy, self._store_id, self._env)
         return {f"{name.split('.')[0]}.>" if "." in name else name for name in names}
 
-    def _find(self, row: np.void, first_guess: bytes, other: bytes) -> Copy | None:
-        places = list(dict.fromkeys((first_guess, other, *self._directories)))
+    def _find(self, row: np.void, first_guess: bytes, second_guess: bytes) -> Copy | None:
+        places = list(dict.fromkeys((first_guess, second_guess, *self._directories)))
         return surviving.find_copies(
             row, places, self._store_id, self._remains, self._env, content=bytes(row["digest"]) not in self._sealed
         )
@@ -409,7 +411,7 @@ class _Builder:
         self._tell(stream, cover, conflicts)
         placed = self._placement(stream)
         rows = self._rows(copies, placed, stream)
-        removed, lost = self._gone(stream, copies, next_sequence)
+        removed, lost = self._removed_and_lost(stream, copies, next_sequence)
         shown = removed.left_of(SequenceSet.from_ranges([(stream.low_watermark, next_sequence)]))
         histories = stream.histories
         if not histories and next_sequence > 1:
@@ -469,7 +471,9 @@ class _Builder:
             rows[at]["holders"] = sum(1 << position for position, volume_id in enumerate(placed) if volume_id in held)
         return rows
 
-    def _gone(self, stream: StreamState, copies: Sequence[Copy], next_sequence: int) -> tuple[ChunkedSet, SequenceSet]:
+    def _removed_and_lost(
+        self, stream: StreamState, copies: Sequence[Copy], next_sequence: int
+    ) -> tuple[ChunkedSet, SequenceSet]:
         """Return (removed, lost): what was removed before and holes of blocks; and what no block is left of."""
         covered = SequenceSet.from_ranges(
             [(int(copy.row["first"]), int(copy.row["first"] + copy.row["span"])) for copy in copies]
@@ -515,12 +519,12 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
     plan goes on from there.
     """
     if plan.loses_of_majority and not accept_loss:
-        told = "; ".join(
+        losses = "; ".join(
             f"stream {conflict.stream}: {_ranges(conflict.sequences)}, on {plan._paths(conflict)}"
             for conflict in plan.loses_of_majority
         )
         raise RequirementError(
-            f"a majority of the volumes has messages that would be lost ({told}), because other ones have their "
+            f"a majority of the volumes has messages that would be lost ({losses}), because other ones have their "
             "sequences. Leave out the volume that those are on: name an empty directory in its place. To lose them, "
             "say --accept-loss"
         )
@@ -542,7 +546,7 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                 creation.write_metadata(volume, first, env, rejoin.NEW_METADATA)
                 rejoin.prepare_streams(plan.state, volume)
             aside = [
-                rejoin.put_aside(volume.path, env, also=(placements.FILE_NAME, identity.FILE_NAME))
+                rejoin.put_aside(volume.path, env, also=(placement_journal.FILE_NAME, identity.FILE_NAME))
                 for volume in plan.volumes
             ]
             for volume in plan.volumes:

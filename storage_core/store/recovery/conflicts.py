@@ -2,7 +2,7 @@
 
 Blocks that were merged stand in the journals beside those that they were made of, and say the same of a sequence. Those
 of two copies of the store that were both written on do not: each message of a block that is left alone is compared with
-what is shown in its place. It was acked and journaled, so one that differs is lost by the adoption, and is told.
+what is shown in its place. It was acked and journaled, so one that differs is lost by the adoption, and is reported.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,18 +45,20 @@ class Comparison:
         lost: dict[tuple[int, ...], SequenceSet] = {}
         for copy in left:
             ours = self._messages(copy, *_range(copy))
-            for other in taken:
-                first, end = max(_range(copy)[0], _range(other)[0]), min(_range(copy)[1], _range(other)[1])
+            for rival in taken:
+                first, end = max(_range(copy)[0], _range(rival)[0]), min(_range(copy)[1], _range(rival)[1])
                 if ours and first < end and wanted.count_in(first, end):
-                    theirs = self._messages(other, first, end)
+                    theirs = self._messages(rival, first, end)
                     # What a block has no message of was removed before it was merged.
-                    gone = [at for at, message in theirs.items() if ours.get(at, message) != message]
+                    different = [at for at, message in theirs.items() if ours.get(at, message) != message]
                     known = lost.get(copy.holders, SequenceSet.empty())
                     lost[copy.holders] = known.union(
-                        wanted.intersection(SequenceSet.from_sequences(np.array(sorted(gone), np.int64)))
+                        wanted.intersection(SequenceSet.from_sequences(np.array(sorted(different), np.int64)))
                     )
         half = len(self._remains) // 2
-        return [Conflict(stream, gone, where, len(where) > half) for where, gone in lost.items() if len(gone)]
+        return [
+            Conflict(stream, sequences, where, len(where) > half) for where, sequences in lost.items() if len(sequences)
+        ]
 
     def _messages(self, copy: Copy, first: int, end: int) -> dict[int, bytes]:
         """Return digests of the messages of a range that can be read, by sequence; only of blocks in doubt."""

@@ -10,7 +10,7 @@ covered that should be shown, by blocks that do not overlap:
              within such a one make room for it
 
 A merged block spans exactly the blocks that it was made of, so of two that overlap one contains the other. Where that
-does not hold a journal is wrong, and the block is left alone and told.
+does not hold a journal is wrong, and the block is left alone and reported.
 """
 
 from bisect import bisect_left, insort
@@ -41,24 +41,24 @@ class Cover:
 
     def _take(self, row: np.void, find: Callable[[np.void], Copy | None]) -> None:
         first, end = _first(row), _end(row)
-        start = bisect_left(self.taken, first + 1, key=lambda other: _end(other.row))
-        stop = bisect_left(self.taken, end, key=lambda other: _first(other.row))
+        start = bisect_left(self.taken, first + 1, key=lambda copy: _end(copy.row))
+        stop = bisect_left(self.taken, end, key=lambda copy: _first(copy.row))
         overlapping = self.taken[start:stop]
         covered = sum(
-            self.wanted.count_in(max(first, _first(other.row)), min(end, _end(other.row))) for other in overlapping
+            self.wanted.count_in(max(first, _first(copy.row)), min(end, _end(copy.row))) for copy in overlapping
         )
         if overlapping and self.wanted.count_in(first, end) <= covered:
             self.spared.append(row)
             return
-        if any(_first(other.row) < first or _end(other.row) > end for other in overlapping):
+        if any(_first(copy.row) < first or _end(copy.row) > end for copy in overlapping):
             self.conflicts.append(row)
             return
         copy = find(row)
         if copy is None:
             return
         del self.taken[start:stop]
-        self.spared.extend(other.row for other in overlapping)
-        insort(self.taken, copy, key=lambda other: _first(other.row))
+        self.spared.extend(copy.row for copy in overlapping)
+        insort(self.taken, copy, key=lambda copy: _first(copy.row))
 
 
 def _first(row: np.void) -> int:

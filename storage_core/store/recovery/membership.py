@@ -45,7 +45,7 @@ from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
 VOLUME_COUNT_MAX = 5
-COPIED_PER_TURN_MAX = 64 << 20  # bytes of blocks that are looked at or copied before others get their turn
+COPIED_PER_SESSION_MAX = 64 << 20  # bytes of blocks that are looked at or copied before others get their turn
 ADD, REMOVE, REPLACE = "add", "remove", "replace"
 _EVENTS = {ADD: "volume_added", REMOVE: "volume_removed", REPLACE: "volume_replaced"}
 
@@ -146,8 +146,8 @@ class Membership:
         if (change.kind, change.removed, added) == (kind, removed, {str(real_place(path)) for path in paths}):
             return True
         raise RequirementError(
-            f"a change of the store's volumes is under way ({_told(change, at)}); `jstream repair` brings it to its "
-            "end; to take it back, remove the volumes that it adds"
+            f"a change of the store's volumes is under way ({_description(change, at)}); `jstream repair` brings it to "
+            "its end; to take it back, remove the volumes that it adds"
         )
 
     def _record(self, kind: str, paths: Sequence[Path], removed: tuple[bytes, ...]) -> None:
@@ -162,16 +162,16 @@ class Membership:
                 self._env.files.sync_directory(path.parent)
                 probe.check(path, self._env)
             if any(is_in_object_store(path) for path in paths):
-                there = [volume.path for volume in self._metadata.volumes() if volume.identity is not None]
-                object_probe.check_distinct([*there, *paths], self._env)
+                present = [volume.path for volume in self._metadata.volumes() if volume.identity is not None]
+                object_probe.check_distinct([*present, *paths], self._env)
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
             state = session.state
             if state.volume_change is not None:
                 raise RequirementError("a change of the store's volumes was begun meanwhile; ask again")
             away = [absent for absent in rejoin.absent(session) if absent.volume.volume_id not in removed]
             if away:
-                told = "; ".join(f"{absent.volume.path} is {absent.state}" for absent in away)
-                raise RequirementError(f"{told}: repair it first, then change the volumes")
+                reasons = "; ".join(f"{absent.volume.path} is {absent.state}" for absent in away)
+                raise RequirementError(f"{reasons}: repair it first, then change the volumes")
             new = [Volume(self._env.new_id(), path, None, files=self._env.files) for path in paths]
             added = tuple(volume.volume_id for volume in new)
             places = recorded_paths([*session.volumes, *new])
@@ -190,11 +190,11 @@ class Membership:
                 raise ValueError(f"volumes: {path} is a volume of the store already")
             if known in path.parents or path in known.parents:
                 raise ValueError(f"volumes: {path} and {known} lie within each other; each is a directory of its own")
-        there = self._listed(path)
-        if identity.FILE_NAME in there:
+        names = self._listed(path)
+        if identity.FILE_NAME in names:
             raise AlreadyExistsError(f"{path} holds a volume already, of this store before or of another one")
-        if there:
-            raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+        if names:
+            raise AlreadyExistsError(f"{path} is not empty: {', '.join(names[:5])}")
 
     def _listed(self, path: Path) -> list[str]:
         """Return what lies where a new volume is to be. Raises ValueError, NotAStoreError if it cannot be there."""
@@ -260,7 +260,7 @@ class Membership:
             change = self._state().volume_change
             is_gone = volume.state is VolumeState.MISSING and not volume.is_blank
             if change is not None and volume.volume_id in change.added and is_gone:
-                absent = rejoin.Absent(volume, volume.state, volume.reason)
+                absent = rejoin.VolumeToRejoin(volume, volume.state, volume.reason)
                 rejoin.make_directory(absent, self._state().settings, self._env)
         self._session_with_change(join)
 
@@ -327,7 +327,7 @@ class Move:
     def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, incarnation: bytes) -> None:
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
         self._incarnation = incarnation
-        self._there: dict[bytes, set[bytes]] = {}  # by volume: blocks that are whole there
+        self._copied: dict[bytes, set[bytes]] = {}  # by volume: blocks that are whole there
         self._nowhere: set[tuple[bytes, bytes]] = set()  # (volume, block): no copy is whole, so none could be made
 
     def run(self, placed: Callable[[StoreState, StreamState], tuple[bytes, ...]]) -> None:
@@ -357,7 +357,7 @@ class Move:
         writable = {volume.volume_id: volume for volume in session.writable}
         sources = list(placement.read_volumes(session.state, stream, session.volumes))
         blocks = live_blocks(session.state, stream)
-        left = COPIED_PER_TURN_MAX
+        left = COPIED_PER_SESSION_MAX
         for volume_id in target:
             if volume_id in stream.placement and len(target) >= len(stream.placement):
                 continue
@@ -365,15 +365,15 @@ class Move:
                 raise RequirementError(f"volume {volume_id.hex()} cannot be written now, and gets no blocks")
             with translated(writable[volume_id].path):
                 writable[volume_id].blocks.prepare(stream.incarnations)
-            there = self._there.setdefault(volume_id, set())
+            copied = self._copied.setdefault(volume_id, set())
             for block in blocks:
-                if block.block_id in there or (volume_id, block.block_id) in self._nowhere:
+                if block.block_id in copied or (volume_id, block.block_id) in self._nowhere:
                     continue
                 if left <= 0:
                     return False
                 left -= max(block.file_size, 4096)
                 if self._copy(stream, block, sources, writable[volume_id]):
-                    there.add(block.block_id)
+                    copied.add(block.block_id)
                 elif volume_id in stream.placement:
                     raise RequirementError(
                         f"stream {stream.name!r}: sequences {block.first} to {block.end - 1} are whole on no volume "
@@ -387,7 +387,7 @@ class Move:
         """Make one copy; return whether it is whole, False if no source is.
 
         Only the manifest says of a copy that it is durable. One that merely reads whole, from an attempt that was
-        killed, may be in the page cache alone, and no fsync of today mends one that failed: it is written anew.
+        killed, may be in the page cache alone, and no fsync of today helps one that failed: it is written anew.
         """
         wrong = look(block, volume.blocks, stream)
         if not wrong and volume.volume_id in block.held_by:
@@ -403,7 +403,7 @@ class Move:
 
     def _change(self, session: Session, stream: StreamState, target: tuple[bytes, ...]) -> None:
         commands: list[Command] = [ChangePlacement(stream.incarnation, target)]
-        for volume_id, blocks in self._there.items():
+        for volume_id, blocks in self._copied.items():
             held = sorted(blocks) if volume_id in target else []
             for start in range(0, len(held), HELD_PER_ENTRY_MAX):
                 part = b"".join(held[start : start + HELD_PER_ENTRY_MAX])
@@ -440,8 +440,8 @@ def _volume_id(state: StoreState, name: str) -> bytes:
     for voter in state.voters:
         if voter.volume_id.hex() == name.lower():
             return voter.volume_id
-    there = ", ".join(voter.volume_id.hex() for voter in state.voters)
-    raise ValueError(f"volumes: {name!r} is none of the store's: {there}")
+    volume_ids = ", ".join(voter.volume_id.hex() for voter in state.voters)
+    raise ValueError(f"volumes: {name!r} is none of the store's: {volume_ids}")
 
 
 def _done(change: VolumeChange) -> tuple[Event, ...]:
@@ -452,7 +452,7 @@ def _done(change: VolumeChange) -> tuple[Event, ...]:
     return tuple(Event(kind, volume=volume_id.hex()) for volume_id in (*change.added, *change.removed))
 
 
-def _told(change: VolumeChange, paths: dict[bytes, str]) -> str:
+def _description(change: VolumeChange, paths: dict[bytes, str]) -> str:
     parts = [f"{change.kind}:"]
     parts += [
         f"volume {volume_id.hex()} at {paths.get(volume_id, 'an unknown place')} comes" for volume_id in change.added

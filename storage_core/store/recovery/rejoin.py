@@ -1,7 +1,7 @@
 """Rejoin: a volume that does not take part any more gets its metadata anew, from the log that the others lead with.
 
 It is one that is blank, missing, retired after a failed I/O, has a damaged identity, is another instance than the
-recorded one, or has a log that is damaged beyond what a session settles. What it holds is proven by nothing but its
+recorded one, or has a log that is damaged beyond what a session recovers. What it holds is proven by nothing but its
 bytes: blocks stay where they are, and count again as each is read and found whole.
 
     identity unlinked      from here on the directory is no volume, whatever happens
@@ -30,7 +30,7 @@ from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.volume import identity, locks, log, placements, probe, reports, reserve, volumes
+from storage_core.store.volume import identity, locks, log, placement_journal, probe, reports, reserve, volumes
 from storage_core.store.volume.identity import OWNERS, STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
 from storage_core.store.volume.log_contents import Position
@@ -42,14 +42,15 @@ NEW_METADATA = f"{log.DIRECTORY}.new"  # where an adoption writes it, until all 
 _OURS = (
     NEW_METADATA,
     identity.FILE_NAME, identity.CREATING, locks.FILE_NAME, log.DIRECTORY, STREAMS, OWNERS, reports.DIRECTORY,
-    INDEX_NAME, placements.FILE_NAME, placements.NEW_FILE_NAME, reserve.FILE_NAME, "lost+found", *probe.NAMES,
+    INDEX_NAME, placement_journal.FILE_NAME, placement_journal.NEW_FILE_NAME, reserve.FILE_NAME, "lost+found",
+    *probe.NAMES,
 )  # fmt: skip
 SET_ASIDE_PREFIX = f"{log.DIRECTORY}-"
 FOREIGN_NAME = "foreign"  # file in a directory of files that were set aside: they are of another copy of the store
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class VolumeToRejoin:
     """A volume that does not take part."""
 
     volume: Volume
@@ -67,39 +68,40 @@ class Absent:
         return is_sound and self.volume.path in session.busy
 
 
-def absent(session: Session) -> list[Absent]:
+def absent(session: Session) -> list[VolumeToRejoin]:
     """Return the volumes of the store that do not take part in this session, in the order of its voters."""
     at_hand = {volume.volume_id: volume for volume in session.volumes}
     taking_part = {volume.volume_id for volume in session.writable}
-    found = []
+    result = []
     for voter in session.state.voters:
         if voter.volume_id in taking_part:
             continue
-        volume, standing = at_hand[voter.volume_id], session.standing(voter.volume_id)
+        volume, status = at_hand[voter.volume_id], session.status(voter.volume_id)
         if (
-            voter.retired and standing.state != VolumeState.FOREIGN and (volume.identity is not None or volume.is_blank)
+            voter.retired and status.state != VolumeState.FOREIGN and (volume.identity is not None or volume.is_blank)
         ):  # blank: an attempt to rejoin came no further
-            found.append(Absent(volume, VolumeState.RETIRED, voter.retired))
+            result.append(VolumeToRejoin(volume, VolumeState.RETIRED, voter.retired))
         elif volume.identity is None:
             reason = f"{volume.path} holds no volume" if volume.is_blank else volume.reason
-            found.append(Absent(volume, volume.state, reason))
+            result.append(VolumeToRejoin(volume, volume.state, reason))
         else:
-            found.append(Absent(volume, standing.state, standing.reason))
-    return found
+            result.append(VolumeToRejoin(volume, status.state, status.reason))
+    return result
 
 
-def make_directory(one: Absent, settings: StoreSettings, env: Environment) -> None:
+def make_directory(absent_volume: VolumeToRejoin, settings: StoreSettings, env: Environment) -> None:
     """Make the directory of a volume that is gone, so that the next session can lock it.
 
-    Raises RequirementError if what it should lie in is gone as well: that looks like a disk that is not mounted.
+    Raises RequirementError if what it should lie in is gone as well: that looks like a disk that is not mounted;
+    ProcessError, VolumeFailedError.
     """
-    path = one.volume.path
-    if not env.files.is_directory(path.parent):
-        raise RequirementError(
-            f"{path} is gone, and so is {path.parent}: mount the disk, or give the volume another place with "
-            "`jstream cluster volume replace`"
-        )
+    path = absent_volume.volume.path
     try:
+        if not env.files.is_directory(path.parent):
+            raise RequirementError(
+                f"{path} is gone, and so is {path.parent}: mount the disk, or give the volume another place with "
+                "`jstream cluster volume replace`"
+            )
         env.files.make_directory(path)
         env.files.share_directory(path, settings.is_shared)
         env.files.sync_directory(path.parent)
@@ -108,14 +110,14 @@ def make_directory(one: Absent, settings: StoreSettings, env: Environment) -> No
         raise VolumeFailedError(f"{path} cannot be made: {error}") from error
 
 
-def rejoin(session: Session, one: Absent, env: Environment) -> Volume:
+def rejoin(session: Session, absent_volume: VolumeToRejoin, env: Environment) -> Volume:
     """Make the volume's metadata anew and let it take part from here on; return it as it is then.
 
     Raises RequirementError if it must not be touched, or is used by another process, VolumeFailedError if it failed
     again, DiskFullError and what else a session raises.
     """
-    volume = one.volume
-    _check(session, one, env)
+    volume = absent_volume.volume
+    _check(session, absent_volume, env)
     probe.check(volume.path, env)
     made = Volume(
         volume.volume_id,
@@ -124,43 +126,45 @@ def rejoin(session: Session, one: Absent, env: Environment) -> Volume:
         files=env.files,
     )
     try:
-        position = prepare(session, made, env, set_aside=_is_of_another_copy(session, one))
+        position = prepare(session, made, env, set_aside=_is_of_another_copy(session, absent_volume))
     except OSError as error:
         raise_if_of_process(error)
         raise VolumeFailedError(f"{volume.path} could not be made anew: {error}") from error
     voter = session.state.voter(volume.volume_id)
     events: tuple[Event, ...] = ()
     if voter is not None and not voter.learner:  # of a learner the end of the change will tell
-        reason = one.reason or one.state
-        events = (Event("rejoined", "", "", volume.name, one.state, VolumeState.CURRENT, reason),)
+        reason = (
+            f"it was {absent_volume.state}: {absent_volume.reason}" if absent_volume.reason else absent_volume.state
+        )
+        events = (Event("rejoined", "", "", volume.name, absent_volume.state, VolumeState.CURRENT, reason),)
     command = ChangeVolumes(_with_instance(session.state, made, session.volumes), session.state.volume_change, events)
     session.admit(made, position, command)
     return made
 
 
-def _is_of_another_copy(session: Session, one: Absent) -> bool:
+def _is_of_another_copy(session: Session, absent_volume: VolumeToRejoin) -> bool:
     """Return whether what the volume records as committed is not on the log of this session, whatever it was taken
     for."""
     try:
-        commit, _ = one.volume.log.read_commit_record()
+        commit, _ = absent_volume.volume.log.read_commit_record()
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return False
     if commit is None:
         return False
-    there = trail_chain(session.view.trail, session.view.index, commit.index)
-    if there is None:
-        return commit.index > session.view.index or one.state == VolumeState.FOREIGN
-    return there != commit.chain
+    chain = trail_chain(session.view.trail, session.view.index, commit.index)
+    if chain is None:
+        return commit.index > session.view.index or absent_volume.state == VolumeState.FOREIGN
+    return chain != commit.chain
 
 
-def _check(session: Session, one: Absent, env: Environment) -> None:
+def _check(session: Session, absent_volume: VolumeToRejoin, env: Environment) -> None:
     """Raise RequirementError for a directory that is somebody else's, or that cannot be told to be this volume's."""
-    volume, path = one.volume, one.volume.path
+    volume, path = absent_volume.volume, absent_volume.volume.path
     if volume.state is VolumeState.FOREIGN:
         raise RequirementError(
-            f"{one.reason}: it is left alone. Put the right disk there, or give volume {volume.name} another place "
-            f"with `jstream cluster volume replace {volume.name} PATH`"
+            f"{absent_volume.reason}: it is left alone. Put the right disk there, or give volume {volume.name} another "
+            f"place with `jstream cluster volume replace {volume.name} PATH`"
         )
     if path not in session.locked:
         raise RequirementError(f"{path} is used by another process, or could not be locked; repair it again later")
@@ -188,7 +192,7 @@ def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = 
     view = session.view
     meta = path / log.DIRECTORY
     if set_aside:  # while it is still known for what it is
-        put_aside(path, env, also=(placements.FILE_NAME,), mark=FOREIGN_NAME)
+        put_aside(path, env, also=(placement_journal.FILE_NAME,), mark=FOREIGN_NAME)
     _remove_identity(path, env)
     files.share_directory(path, view.state.settings.is_shared)
     for directory in (meta, path / STREAMS):
@@ -226,12 +230,12 @@ def put_aside(path: Path, env: Environment, also: Sequence[str] = (), mark: str 
     `also`: names of files of the volume that go with them, if they are there. `mark`: of a file that says why.
     """
     files, meta = env.files, path / log.DIRECTORY
-    there = set(files.list_directory(path))
-    names = sorted(files.list_directory(meta)) if log.DIRECTORY in there else []
-    more = [name for name in also if name in there]
+    present = set(files.list_directory(path))
+    names = sorted(files.list_directory(meta)) if log.DIRECTORY in present else []
+    more = [name for name in also if name in present]
     if not names and not more:
         return None
-    number = next(number for number in range(1, len(there) + 2) if f"{SET_ASIDE_PREFIX}{number}" not in there)
+    number = next(number for number in range(1, len(present) + 2) if f"{SET_ASIDE_PREFIX}{number}" not in present)
     aside = path / f"{SET_ASIDE_PREFIX}{number}"
     files.make_directory(aside)
     if mark:
@@ -266,14 +270,14 @@ def _with_instance(state: StoreState, made: Volume, at_hand: Sequence[Volume]) -
     return tuple(voters)
 
 
-def describe(one: Absent, outcome: Volume | StorageError) -> dict[str, object]:
+def describe(absent_volume: VolumeToRejoin, outcome: Volume | StorageError) -> dict[str, object]:
     """Return what became of a volume, as JSON has it."""
     done = isinstance(outcome, Volume)
     return {
-        "volume": one.volume.name,
-        "path": str(one.volume.path),
-        "before": one.state,
-        "after": VolumeState.CURRENT if done else one.state,
-        "reason": one.reason if done else str(outcome),
+        "volume": absent_volume.volume.name,
+        "path": str(absent_volume.volume.path),
+        "before": absent_volume.state,
+        "after": VolumeState.CURRENT if done else absent_volume.state,
+        "reason": absent_volume.reason if done else str(outcome),
         "repaired": done,
     }

@@ -2,10 +2,10 @@
 
     volumes     those that take no part get their metadata anew (rejoin.py), and damaged metadata files are replaced
     blocks      every copy is read, bad ones are replaced (repair_tasks.py), what nobody has is declared lost
-    the rest    damage reports that are settled go, leftovers of killed repairs go, index.db is written
+    the rest    damage reports of what is whole now go, leftovers of killed repairs go, index.db is written
 
-Reading is done without a lock. What is written is written in turns of bounded length, between which others go on, so a
-repair may take as long as it takes; ended anywhere, the next one goes on with what is left.
+It reads without a lock, and writes in sessions of bounded length, between which others write; so it may take as long as
+it takes. Ended anywhere, the next one resumes with what is left.
 """
 
 import logging
@@ -23,8 +23,8 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin
 from storage_core.store.recovery.membership import resume_quietly
-from storage_core.store.recovery.rejoin import Absent
-from storage_core.store.replicas.findings import Findings
+from storage_core.store.recovery.rejoin import VolumeToRejoin
+from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.repair_tasks import Outcome, RepairTask, carry_out
 from storage_core.store.replicas.verification import (
     Damage,
@@ -42,8 +42,8 @@ from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
-WRITTEN_PER_TURN_MAX = 64 << 20  # bytes of copies that are made before others get their turn; one copy at least
-PATIENTS_PER_TURN_MAX = 1024  # also those that need no copy, only a note that they were found whole
+WRITTEN_PER_SESSION_MAX = 64 << 20  # bytes of copies that are made in one session; one copy at least
+REPAIR_TASKS_PER_SESSION_MAX = 1024  # also those that need no copy, only a note that they were found whole
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Progress:
     volumes: list[dict[str, object]] = field(default_factory=list)
     lost: dict[str, SequenceSet] = field(default_factory=dict)  # by stream
     checked: int = 0
-    settled: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # (written as, block, volume): whole now
+    whole: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # (written as, block, volume): whole now
     repaired: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # those of them that were not before
 
 
@@ -67,7 +67,7 @@ class Repair:
         self._afresh: set[bytes] = set()  # volumes whose disk failed before: read past the page cache
         self._tasks: list[RepairTask] = []
         self._waiting_size = 0  # bytes of the copies that they ask for
-        self._told: dict[tuple[bytes, bytes], list[Damage]] = {}  # of those tasks, by (incarnation, block)
+        self._noted: dict[tuple[bytes, bytes], list[Damage]] = {}  # of those tasks, by (incarnation, block)
 
     def run(self, names: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
         """Repair the volumes, then the blocks of these streams (None: all); return the report.
@@ -93,14 +93,14 @@ class Repair:
         that it is to be a volume from now on.
         """
         self._reread_only_volume()
-        before = self._metadata.standings(self._lock_timeout_s)
+        before = self._metadata.statuses(self._lock_timeout_s)
         hurt = (VolumeState.DAMAGED, VolumeState.ROLLED_BACK)
-        self._metadata.memory.doubt(volume_id for volume_id, finding in before.items() if finding.state in hurt)
+        self._metadata.memory.doubt(volume_id for volume_id, status in before.items() if status.state in hurt)
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as session:
             for volume in session.writable:
                 was = before.get(volume.volume_id)
-                if was is not None and was.state in hurt:  # the session settled it
-                    self._note_volume(Absent(volume, was.state, was.reason), volume)
+                if was is not None and was.state in hurt:  # the session recovered it
+                    self._note_volume(VolumeToRejoin(volume, was.state, was.reason), volume)
             missing = []
             for absent in rejoin.absent(session):
                 if absent.is_only_busy(session):
@@ -124,9 +124,9 @@ class Repair:
             except OSError as error:
                 logger.warning("%s: directories of streams: %s", volume.path, error)
 
-    def _make_anew(self, missing: Sequence[Absent]) -> None:
+    def _make_anew(self, missing: Sequence[VolumeToRejoin]) -> None:
         """Make the directories of volumes that are gone, which only then can be locked, and let them rejoin."""
-        made: dict[bytes, Absent] = {}
+        made: dict[bytes, VolumeToRejoin] = {}
         settings = self._metadata.view(self._lock_timeout_s).state.settings
         for absent in missing:
             try:
@@ -140,7 +140,7 @@ class Repair:
                 if before is not None:
                     self._rejoin(session, replace(absent, state=before.state, reason=before.reason))
 
-    def _rejoin(self, session: Session, absent: Absent) -> None:
+    def _rejoin(self, session: Session, absent: VolumeToRejoin) -> None:
         cannot_be_read = absent.state is VolumeState.DAMAGED and absent.volume.identity is None
         if absent.state is VolumeState.RETIRED or cannot_be_read:
             self._afresh.add(absent.volume.volume_id)
@@ -152,7 +152,7 @@ class Repair:
             outcome = error
         self._note_volume(absent, outcome)
 
-    def _note_volume(self, absent: Absent, outcome: Volume | StorageError) -> None:
+    def _note_volume(self, absent: VolumeToRejoin, outcome: Volume | StorageError) -> None:
         self._seen.volumes.append(rejoin.describe(absent, outcome))
         why = f"the volume is {absent.state}: {absent.reason if isinstance(outcome, Volume) else outcome}"
         place = str(absent.volume.path)
@@ -177,18 +177,20 @@ class Repair:
     def _metadata_files(self) -> None:
         """Replace damaged metadata files: two snapshots later nothing refers to them, and they go."""
         with self._metadata.session(self._lock_timeout_s) as session:
-            found = self._damaged_files(session)
-            if not found:
+            damaged = self._damaged_files(session)
+            if not damaged:
                 return
             for _ in range(2):
                 session.propose(NoOp())
                 session.snapshot()
-            findings = Findings()
-            for damage in found:
-                findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
-            findings.tell(session)
+            notes = DamageNotes()
+            for damage in damaged:
+                notes.note("", damage.volume, f"{damage.file}: {damage.reason}")
+            notes.tell(session)
             left = {(file.volume, file.file) for file in self._damaged_files(session)}
-        self._seen.damage.extend(replace(damage, repaired=(damage.volume, damage.file) not in left) for damage in found)
+        self._seen.damage.extend(
+            replace(damage, repaired=(damage.volume, damage.file) not in left) for damage in damaged
+        )
 
     def _damaged_files(self, session: Session) -> list[Damage]:
         return [damage for volume in session.writable for damage in metadata_damage(self._metadata, volume, self._env)]
@@ -203,23 +205,23 @@ class Repair:
         indexes = Indexes(at_hand, self._env)
         for checked in check_blocks(state, streams, at_hand, self._env, progress, self._afresh):
             indexes.note(checked)
-            block, found = checked.block, checked.found
-            self._seen.checked += len(found)
-            whole = tuple(volume_id for volume_id, wrong in found.items() if not wrong)
-            self._seen.settled.update((block.written_as, block.block_id, volume_id) for volume_id in whole)
-            wrong = {volume_id: defects for volume_id, defects in found.items() if defects}
+            block, defects_by_volume = checked.block, checked.defects
+            self._seen.checked += len(defects_by_volume)
+            whole = tuple(volume_id for volume_id, wrong in defects_by_volume.items() if not wrong)
+            self._seen.whole.update((block.written_as, block.block_id, volume_id) for volume_id in whole)
+            wrong = {volume_id: defects for volume_id, defects in defects_by_volume.items() if defects}
             unheld = [volume_id for volume_id in whole if volume_id not in block.held_by]
             if wrong or unheld:
-                self._told[block.incarnation, block.block_id] = block_damage(checked, at_hand)
+                self._noted[block.incarnation, block.block_id] = block_damage(checked, at_hand)
                 self._tasks.append(RepairTask(block, wrong, whole))
                 self._waiting_size += _cost(self._tasks[-1])
-            if self._waiting_size >= WRITTEN_PER_TURN_MAX or len(self._tasks) >= PATIENTS_PER_TURN_MAX:
-                self._heal(indexes)
-        self._heal(indexes)
+            if self._waiting_size >= WRITTEN_PER_SESSION_MAX or len(self._tasks) >= REPAIR_TASKS_PER_SESSION_MAX:
+                self._repair_waiting(indexes)
+        self._repair_waiting(indexes)
         with self._metadata.session(self._lock_timeout_s) as session:
             save_indexes(session, indexes.by_volume)
 
-    def _heal(self, indexes: Indexes) -> None:
+    def _repair_waiting(self, indexes: Indexes) -> None:
         while self._tasks:
             part = self._next_part()
             with self._metadata.session(self._lock_timeout_s) as session:
@@ -230,7 +232,7 @@ class Repair:
     def _next_part(self) -> list[RepairTask]:
         part: list[RepairTask] = []
         size = 0
-        while self._tasks and (not part or size < WRITTEN_PER_TURN_MAX):
+        while self._tasks and (not part or size < WRITTEN_PER_SESSION_MAX):
             task = self._tasks.pop(0)
             part.append(task)
             size += _cost(task)
@@ -238,17 +240,17 @@ class Repair:
 
     def _note(self, outcome: Outcome, indexes: Indexes) -> None:
         block = outcome.block
-        told = self._told.pop((block.incarnation, block.block_id))
-        if outcome.is_gone:
+        noted = self._noted.pop((block.incarnation, block.block_id))
+        if outcome.is_removed:
             return
         repaired = {volume_id.hex() for volume_id in outcome.repaired}
         left = {volume_id.hex(): why for volume_id, why in outcome.left.items()}
-        for damage in told:
+        for damage in noted:
             why = f"{damage.reason}; {left[damage.volume]}" if damage.volume in left else damage.reason
             self._seen.damage.append(replace(damage, reason=why, repaired=damage.volume in repaired))
         for volume_id in outcome.repaired:
             indexes.verified(volume_id, block, True)
-            self._seen.settled.add((block.written_as, block.block_id, volume_id))
+            self._seen.whole.add((block.written_as, block.block_id, volume_id))
             self._seen.repaired.add((block.written_as, block.block_id, volume_id))
         if outcome.lost:
             known = self._seen.lost.get(block.stream, SequenceSet.empty())
@@ -257,9 +259,9 @@ class Repair:
     # --- the end
 
     def sweep(self, names: Sequence[str] | None = None) -> None:
-        """Take away what is settled: damage reports, and files of repairs that were killed."""
+        """Take away what is over: damage reports, and files of repairs that were killed."""
         with self._metadata.session(self._lock_timeout_s) as session:
-            settle_reports(session, self._env, self._seen.settled, self._seen.repaired)
+            close_reports(session, self._env, self._seen.whole, self._seen.repaired)
             for stream in _named(session.state, names):
                 for volume in session.writable:
                     for incarnation in stream.incarnations:
@@ -272,8 +274,8 @@ class Repair:
         seen = self._seen
         view = self._metadata.view(self._lock_timeout_s)
         left = absent_volumes(view.state, self._metadata, self._lock_timeout_s)
-        told = {damage.volume for damage in seen.damage if not damage.stream}
-        seen.damage.extend(damage for damage in left if damage.volume not in told)
+        noted_volumes = {damage.volume for damage in seen.damage if not damage.stream}
+        seen.damage.extend(damage for damage in left if damage.volume not in noted_volumes)
         ok = not left and all(damage.repaired for damage in seen.damage)
         return {
             "ok": ok,
@@ -298,17 +300,17 @@ def _cost(task: RepairTask) -> int:
     return (len(task.wrong) + unheld) * task.block.file_size
 
 
-def settle_reports(
+def close_reports(
     session: Session,
     env: Environment,
-    settled: Iterable[tuple[bytes, bytes, bytes]],
-    told: Collection[tuple[bytes, ...]],
+    whole_copies: Iterable[tuple[bytes, bytes, bytes]],
+    reported: Collection[tuple[bytes, ...]],
 ) -> int:
     """Remove the damage reports about copies that are whole now, or that nobody asks for any more; return how many.
 
-    What they say is told, but for the copies of which it is `told` already.
+    What they say becomes events, but for the copies that were `reported` already.
     """
-    whole, count, findings = set(settled), 0, Findings()
+    whole, count, notes = set(whole_copies), 0, DamageNotes()
     live = {
         (stream.written_as(first), block_id): stream
         for stream in session.state.streams.values()
@@ -323,8 +325,8 @@ def settle_reports(
                 is_wanted = stream is not None and report.volume_id in stream.placement
                 copy = (report.incarnation, report.block_id, report.volume_id)
                 if not is_wanted or copy in whole:
-                    if copy not in told and report.reason != reports.FILE_IS_MISSING:
-                        findings.note(
+                    if copy not in reported and report.reason != reports.FILE_IS_MISSING:
+                        notes.note(
                             stream.name if stream is not None else "",
                             report.volume_id.hex(),
                             f"block {report.block_id.hex()}: {report.reason}",
@@ -336,5 +338,5 @@ def settle_reports(
         except OSError as error:
             raise_if_limit(error)
             logger.warning("%s: damage reports: %s", volume.path, error)
-    findings.tell(session)
+    notes.tell(session)
     return count

@@ -19,7 +19,7 @@ from storage_core.metadata.state import StoreState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.log_format import PAGE_SIZE, decode_segment_header
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.decision import Found, newest
+from storage_core.store.ensemble.decision import ReadVolume, newest
 from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
@@ -28,7 +28,7 @@ from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
 from storage_core.store.volume.log_contents import LogContents
-from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.placement_journal import PlacementJournal
 
 logger = logging.getLogger(__name__)
 ADOPTED_NAME = "adopted"  # file in a directory of metadata files that were set aside: the adoption was done
@@ -41,7 +41,7 @@ class Remains:
     path: Path
     identity: VolumeIdentity | None = None
     problem: str = ""  # why there is no identity
-    found: Found | None = None  # metadata, as far as it can be read
+    metadata: ReadVolume | None = None  # as far as it can be read
     is_readable: bool = False  # all of it can: a session would go by it
     incarnations: list[bytes] = field(default_factory=list)  # directories of blocks
     validated: dict[bytes, str] = field(default_factory=dict)  # by digest of a block: what is wrong with it
@@ -106,8 +106,8 @@ def read_metadata(remains: Sequence[Remains], store_id: bytes, env: Environment)
     for remnant in remains:
         identity = remnant.identity or _identity_in_log(remnant, store_id, env)
         if identity is not None:
-            remnant.found, remnant.is_readable = _read_log(remnant.path / DIRECTORY, identity, env)
-    if any(remnant.found is not None for remnant in remains):
+            remnant.metadata, remnant.is_readable = _read_log(remnant.path / DIRECTORY, identity, env)
+    if any(remnant.metadata is not None for remnant in remains):
         return
     for remnant in remains:
         for directory in reversed(set_aside(remnant, env)):
@@ -117,13 +117,13 @@ def read_metadata(remains: Sequence[Remains], store_id: bytes, env: Environment)
                 identity = read_identity(env.files, directory)
             except StorageError:
                 continue
-            remnant.found, _ = _read_log(directory, identity, env)
-            if remnant.found is not None:
+            remnant.metadata, _ = _read_log(directory, identity, env)
+            if remnant.metadata is not None:
                 remnant.identity = remnant.identity or identity
                 break
 
 
-def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tuple[Found | None, bool]:
+def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tuple[ReadVolume | None, bool]:
     """Return what a log says, None if nothing, and whether it can be read as a session would."""
     log = VolumeLog(env.files, directory.parent, identity)
     log.directory = directory
@@ -139,7 +139,7 @@ def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tu
         contents = log.read_snapshot()
     if contents is None or (contents.snapshot is None and not contents.everything):
         return None, False
-    return Found(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
+    return ReadVolume(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
 
 
 def set_aside(remains: Remains, env: Environment) -> list[Path]:
@@ -179,7 +179,7 @@ def _identity_in_log(remains: Remains, store_id: bytes, env: Environment) -> Vol
 
 def best_state(remains: Sequence[Remains]) -> tuple[StoreState, int] | None:
     """Return the newest state that the logs lead to, and its index; None if no log leads anywhere."""
-    lead = newest([remnant.found for remnant in remains if remnant.found is not None])
+    lead = newest([remnant.metadata for remnant in remains if remnant.metadata is not None])
     if lead is None or (lead.snapshot_body is None and not lead.entries):
         return None
     state = replay(lead)
@@ -197,11 +197,11 @@ def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
                     ids.setdefault(store_id, str(remnant.path))
                     break
     if len(ids) > 1:
-        told = ", ".join(f"{path} to store {store_id.hex()}" for store_id, path in ids.items())
-        raise NotAStoreError(f"the volumes are of several stores: {told}")
+        text = ", ".join(f"{path} to store {store_id.hex()}" for store_id, path in ids.items())
+        raise NotAStoreError(f"the volumes are of several stores: {text}")
     if not ids:
-        told = "; ".join(remnant.problem for remnant in remains if remnant.problem)
-        raise NotAStoreError(f"nothing of a store is left: {told}")
+        text = "; ".join(remnant.problem for remnant in remains if remnant.problem)
+        raise NotAStoreError(f"nothing of a store is left: {text}")
     return next(iter(ids))
 
 

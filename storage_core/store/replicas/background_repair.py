@@ -15,8 +15,8 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import Wrong, look
-from storage_core.store.replicas.findings import Findings
+from storage_core.store.replicas.copies import CopyDefect, look
+from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks, missing_copies
 from storage_core.store.replicas.repair_tasks import Outcome, RepairTask, carry_out
 from storage_core.store.replicas.verification import Indexes, save_indexes
@@ -75,19 +75,19 @@ class BackgroundRepair:
         """
         budget, candidates = _Budget(), dict[tuple[bytes, bytes], _Candidate]()
         report_files = self._reports(session, everything)
-        findings = Findings()
-        self._add_reported(session, report_files, budget, candidates, findings)
+        notes = DamageNotes()
+        self._add_reported(session, report_files, budget, candidates, notes)
         self._add_missing(session, budget, candidates)
         if not candidates:
-            findings.tell(session)
+            notes.tell(session)
             return False
         tasks = [self._examine(session, candidate) for candidate in candidates.values()]
-        _note_recovered(tasks, report_files, findings)
-        findings.tell(session)
+        _note_recovered(tasks, report_files, notes)
+        notes.tell(session)
         outcomes = carry_out(session, tasks, self._env)
         self._note_whole(session, tasks, outcomes, report_files)
         for outcome in outcomes:
-            self._settle(session, outcome, report_files)
+            self._close_reports(session, outcome, report_files)
         return budget.copies_left <= 0 or budget.size_left <= 0
 
     # --- reports
@@ -106,7 +106,7 @@ class BackgroundRepair:
         report_files: list[tuple[ReportFile, Report]],
         budget: _Budget,
         candidates: dict[tuple[bytes, bytes], _Candidate],
-        findings: Findings,
+        notes: DamageNotes,
     ) -> None:
         """Take up the copies that reports name; reports about what is not there any more are noted and removed."""
         writable = {volume.volume_id: volume for volume in session.writable}
@@ -115,7 +115,7 @@ class BackgroundRepair:
             block = _find(session.state, stream, report.block_id) if stream is not None else None
             if stream is None or block is None or report.volume_id not in stream.placement:
                 if report.reason != reports.FILE_IS_MISSING:  # which it may have been because it was removed
-                    findings.note(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
+                    notes.note(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
                 _remove(file)
             elif report.volume_id in writable and not self._backs_off((*_key(block), report.volume_id)):
                 _add(candidates, block, writable[report.volume_id], budget)
@@ -159,16 +159,16 @@ class BackgroundRepair:
         """Read the copies; one on a disk that does not give it back retires its volume, if there are others."""
         stream = session.state.by_incarnation(candidate.block.incarnation)
         assert stream is not None
-        wrong: dict[bytes, Sequence[Wrong]] = {}
+        wrong: dict[bytes, Sequence[CopyDefect]] = {}
         proven = []
         for volume in candidate.volumes:
-            findings = look(candidate.block, volume.blocks, stream)
-            errors = [finding.error for finding in findings if finding.error is not None]
+            defects = look(candidate.block, volume.blocks, stream)
+            errors = [defect.error for defect in defects if defect.error is not None]
             broken = next((error for error in errors if says_broken(error)), None)
             if broken is not None and len(session.volumes) > 1:
                 session.failed(volume.volume_id, broken)
-            if findings:
-                wrong[volume.volume_id] = findings
+            if defects:
+                wrong[volume.volume_id] = defects
             else:
                 proven.append(volume.volume_id)
         return RepairTask(candidate.block, wrong, tuple(proven))
@@ -195,7 +195,7 @@ class BackgroundRepair:
             indexes.verified(copy[2], whole[copy], True)
         save_indexes(session, indexes.by_volume)
 
-    def _settle(self, session: Session, outcome: Outcome, report_files: list[tuple[ReportFile, Report]]) -> None:
+    def _close_reports(self, session: Session, outcome: Outcome, report_files: list[tuple[ReportFile, Report]]) -> None:
         """Remove the reports about copies that are whole now, or gone; do not try the others again for a while."""
         left = {(*_key(outcome.block), volume_id) for volume_id in outcome.left}
         for copy in left:
@@ -216,14 +216,14 @@ class BackgroundRepair:
 
 
 def _note_recovered(
-    tasks: Sequence[RepairTask], report_files: Sequence[tuple[ReportFile, Report]], findings: Findings
+    tasks: Sequence[RepairTask], report_files: Sequence[tuple[ReportFile, Report]], notes: DamageNotes
 ) -> None:
     """Note what reports say of copies that read whole now: it was found once, and a disk that errs at times is bad."""
     whole = {(*_key(task.block), volume_id): task.block for task in tasks for volume_id in task.proven}
     for _, report in report_files:
         block = whole.get((report.incarnation, report.block_id, report.volume_id))
         if block is not None and report.reason != reports.FILE_IS_MISSING:
-            findings.note(block.stream, report.volume_id.hex(), f"{_said(report)}; it reads whole now")
+            notes.note(block.stream, report.volume_id.hex(), f"{_said(report)}; it reads whole now")
 
 
 def _said(report: Report) -> str:

@@ -8,7 +8,7 @@ copy is put together from any files that are supposed to be the block, each part
     frame             from the copy whose payload has the checksum that the footer states; the rest of it is known
 
 The new file is written whole under `<block id>.repair`, fsynced, read again, and only then takes the block's name. All
-of it happens under the volume's lock, so a `.repair` file that is met there is one that a killed holder left.
+of it happens under the volume's lock, so a `.repair` file that is met there is one that a killed process left.
 """
 
 import logging
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from crc32c import crc32c
 
 from storage_core.block.damage import Defect
 from storage_core.block.footer import Footer, decode_footer
@@ -37,6 +36,7 @@ from storage_core.block.format import (
 )
 from storage_core.block.pieces import ReadMemory
 from storage_core.block.reader import BlockReader
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.files import File
 from storage_core.metadata.state import StreamState
@@ -54,7 +54,7 @@ STRUCTURE = -1  # instead of the position of a frame: header, footer or trailer,
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class CopyDefect:
     """Something wrong with one copy of a block."""
 
     frame: int  # position, or STRUCTURE
@@ -65,7 +65,7 @@ class Wrong:
     is_missing: bool = False  # there is no such file
     error: OSError | None = None  # what the disk said
 
-    def is_settled(self, stream: StreamState) -> bool:
+    def is_explained(self, stream: StreamState) -> bool:
         """Return whether it costs only messages that are known to be gone: it asks for no repair any more."""
         if self.frame == STRUCTURE or self.end <= self.first:
             return False
@@ -85,8 +85,8 @@ def look(
     afresh: bool = False,
     row: np.void | None = None,
     memory: ReadMemory | None = None,
-) -> list[Wrong]:
-    """Read one copy from end to end; return what is wrong with it, but for what is settled. Never raises.
+) -> list[CopyDefect]:
+    """Read one copy from end to end; return what is wrong with it, but for what is explained. Never raises.
 
     `afresh`: from the disk, past the page cache. `row`: what a manifest says of the block that is not this store's own;
     then it has to say what the footer says, and all messages are validated. `memory`: to read into, for many blocks.
@@ -95,27 +95,27 @@ def look(
         reader = blocks.on_volume(partial(_open_reader, block, blocks, afresh))()
     except OSError as error:  # no answer in time
         reader = _unopened(block, error)
-    if isinstance(reader, Wrong):
+    if isinstance(reader, CopyDefect):
         return [reader]
     try:
         if row is not None:
             check_row(row, reader, stream)
-        found = [
-            Wrong(damage.frame, damage.offset_bytes, damage.first, damage.end, damage.reason)
+        defects = [
+            CopyDefect(damage.frame, damage.offset_bytes, damage.first, damage.end, damage.reason)
             for damage in reader.verify(block.first, content=row is not None, memory=memory)
         ]
-        return [wrong for wrong in found if not wrong.is_settled(stream)]
+        return [wrong for wrong in defects if not wrong.is_explained(stream)]
     except (StorageError, OSError) as error:
         return [_unread(block, error)]
     finally:
         reader.close()
 
 
-def _open_reader(block: LiveBlock, blocks: BlockStore, afresh: bool) -> BlockReader | Wrong:
+def _open_reader(block: LiveBlock, blocks: BlockStore, afresh: bool) -> BlockReader | CopyDefect:
     try:
         file = blocks.open(block.written_as, block.block_id, afresh)
     except (FileNotFoundError, NotADirectoryError):
-        return Wrong(STRUCTURE, 0, block.first, block.end, "the file is missing", is_missing=True)
+        return CopyDefect(STRUCTURE, 0, block.first, block.end, "the file is missing", is_missing=True)
     except OSError as error:
         return _unopened(block, error)
     try:
@@ -128,16 +128,16 @@ def _open_reader(block: LiveBlock, blocks: BlockStore, afresh: bool) -> BlockRea
         raise
 
 
-def _unopened(block: LiveBlock, error: OSError) -> Wrong:
+def _unopened(block: LiveBlock, error: OSError) -> CopyDefect:
     raise_if_of_process(error)
-    return Wrong(STRUCTURE, 0, block.first, block.end, f"the file cannot be opened: {error}", error=error)
+    return CopyDefect(STRUCTURE, 0, block.first, block.end, f"the file cannot be opened: {error}", error=error)
 
 
-def _unread(block: LiveBlock, error: StorageError | OSError) -> Wrong:
+def _unread(block: LiveBlock, error: StorageError | OSError) -> CopyDefect:
     raise_if_of_process(error)
     offset_bytes, reason = place_and_reason(error)
     disk = error if isinstance(error, OSError) else None
-    return Wrong(STRUCTURE, offset_bytes, block.first, block.end, reason, error=disk)
+    return CopyDefect(STRUCTURE, offset_bytes, block.first, block.end, reason, error=disk)
 
 
 def check_row(row: np.void, reader: BlockReader, stream: StreamState | None = None) -> None:
@@ -151,24 +151,24 @@ def check_row(row: np.void, reader: BlockReader, stream: StreamState | None = No
     for name in _SUMMARISED:
         if int(row[name]) != getattr(summary, name):
             raise _not_the_row(reader, name, int(row[name]), getattr(summary, name))
-    if int(row["span"]) < summary.span or (stream is not None and not _is_gone(row, summary.span, stream)):
+    if int(row["span"]) < summary.span or (stream is not None and not _is_removed(row, summary.span, stream)):
         raise _not_the_row(reader, "span", int(row["span"]), summary.span)
     if stream is not None and row["subject_set"]:
         named = set(stream.subject_sets[int(row["subject_set"]) - 1])
         if summary.subjects is None or not named.issuperset(summary.subjects):
-            there = "more than a manifest names" if summary.subjects is None else f"{len(summary.subjects)} subjects"
-            raise _not_the_row(reader, "subjects", f"{len(named)} others", there)
+            actual = "more than a manifest names" if summary.subjects is None else f"{len(summary.subjects)} subjects"
+            raise _not_the_row(reader, "subjects", f"{len(named)} others", actual)
 
 
-def _is_gone(row: np.void, span: int, stream: StreamState) -> bool:
+def _is_removed(row: np.void, span: int, stream: StreamState) -> bool:
     """Return whether nothing is shown of what a row has behind the end of its block."""
     first, end = int(row["first"]) + span, int(row["first"] + row["span"])
     first = min(max(first, stream.low_watermark), end)
     return stream.removed.count_in(first, end) == end - first
 
 
-def _not_the_row(reader: BlockReader, what: str, stated: object, found: object) -> CorruptionError:
-    defect = Defect(reader.name, reader.footer.frames.end_offset, f"{what} in the footer", str(stated), str(found))
+def _not_the_row(reader: BlockReader, field: str, stated: object, actual: object) -> CorruptionError:
+    defect = Defect(reader.name, reader.footer.frames.end_offset, f"{field} in the footer", str(stated), str(actual))
     return CorruptionError(defect)
 
 
@@ -194,11 +194,13 @@ class _Parts:
     trailer: Trailer
 
 
-def copy_block(block: LiveBlock, sources: Sequence[BlockStore], target: BlockStore, own: Sequence[Wrong] = ()) -> Made:
+def copy_block(
+    block: LiveBlock, sources: Sequence[BlockStore], target: BlockStore, own: Sequence[CopyDefect] = ()
+) -> Made:
     """Write the block among those of `target`, from what is whole in `sources`, best first.
 
-    `own`: what is wrong with the copy that is there; it is left alone if nothing of it could be mended. Raises OSError
-    if it could not be written; then what was there is still there.
+    `own`: what is wrong with the copy that is there; it is left alone if nothing of it could be repaired. Raises
+    OSError if it could not be written; then what was there is still there.
     """
     opened, unread = _open(block, sources)
     try:
@@ -250,10 +252,10 @@ def _read(file: File, offset_bytes: int, size: int, unread: list[str]) -> bytes:
 
 def _parts(block: LiveBlock, opened: Sequence[File], unread: list[str]) -> _Parts | None:
     """Return the parts around the frames; None if one of them is whole nowhere."""
-    found = _end(block, opened, unread) or _search_end(block, opened, unread)
-    if found is None:
+    end_parts = _end(block, opened, unread) or _search_end(block, opened, unread)
+    if end_parts is None:
         return None
-    footer_bytes, trailer = found
+    footer_bytes, trailer = end_parts
     footer = decode_footer(footer_bytes, block.block_id.hex(), trailer.footer_offset)
     for file in opened:
         header = _header(block, _read(file, 0, HEADER_SIZE, unread), footer.header_crc32c, str(file.path))
@@ -292,21 +294,21 @@ def _search_end(block: LiveBlock, opened: Sequence[File], unread: list[str]) -> 
     return None
 
 
-def _header(block: LiveBlock, found: bytes, checksum: int, file: str) -> bytes | None:
+def _header(block: LiveBlock, data: bytes, checksum: int, file: str) -> bytes | None:
     """Return the header that the footer vouches for, if what was found leads to it.
 
     All but the transaction and the codec is known beforehand, so that damage elsewhere in it costs nothing.
     """
     try:
-        decode_header(found, file)
+        decode_header(data, file)
     except UnsupportedVersionError:
         raise
     except StorageError:
         pass
-    if len(found) < HEADER_SIZE:
+    if len(data) < HEADER_SIZE:
         return None
     expected = block.expected
-    identity = BlockIdentity(expected.store_id, expected.incarnation, expected.block_id, found[64:80])
+    identity = BlockIdentity(expected.store_id, expected.incarnation, expected.block_id, data[64:80])
     for codec in CODECS:
         header = BlockHeader(identity, codec).encode()
         if int.from_bytes(header[-4:], "little") == checksum:
@@ -327,11 +329,11 @@ def _write(
             extent, size = int(frames.offsets[position + 1]) - offset, int(frames.payload_sizes[position])
             payload, best = None, b""
             for source in opened:
-                found = _read(source, offset + FRAME_HEADER_SIZE, size, unread)
-                if len(found) == size and crc32c(found) == int(frames.payload_crcs[position]):
-                    payload = found
+                data = _read(source, offset + FRAME_HEADER_SIZE, size, unread)
+                if len(data) == size and crc32c(data) == int(frames.payload_crcs[position]):
+                    payload = data
                     break
-                best = best or found
+                best = best or data
             if payload is None:
                 lost.add(position)
                 payload = best.ljust(size, b"\0")  # what is left of it may help somebody yet

@@ -19,8 +19,8 @@ from storage_core.os_errors import FULL
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import Wrong, copy_block, look
-from storage_core.store.replicas.findings import Findings
+from storage_core.store.replicas.copies import CopyDefect, copy_block, look
+from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placement import is_recorded, read_volumes
@@ -36,7 +36,7 @@ class RepairTask:
     """A block, what is wrong with some of its copies, and which volumes have it whole without anyone knowing."""
 
     block: LiveBlock
-    wrong: Mapping[bytes, Sequence[Wrong]]  # by volume
+    wrong: Mapping[bytes, Sequence[CopyDefect]]  # by volume
     proven: tuple[bytes, ...] = ()  # volumes whose copy was read and found whole
 
 
@@ -45,7 +45,7 @@ class Outcome:
     """What became of a repair task."""
 
     block: LiveBlock
-    is_gone: bool = False  # removed meanwhile: nothing was done, and nothing has to be
+    is_removed: bool = False  # removed meanwhile: nothing was done, and nothing has to be
     repaired: list[bytes] = field(default_factory=list)  # volumes
     left: dict[bytes, str] = field(default_factory=dict)  # volumes whose copy is as bad as before: why
     lost: SequenceSet = field(default_factory=SequenceSet.empty)  # declared lost
@@ -81,8 +81,8 @@ def carry_out(
     for task in tasks:
         block = live.get((task.block.incarnation, task.block.block_id))
         if block is None:
-            repairing.note_gone(task)
-            outcomes.append(Outcome(task.block, is_gone=True))
+            repairing.note_removed(task)
+            outcomes.append(Outcome(task.block, is_removed=True))
             continue
         stream = session.state.by_incarnation(block.incarnation)
         assert stream is not None
@@ -102,7 +102,7 @@ class _RepairSession:
         self._lost_size: Counter[bytes] = Counter()
         self._why_lost: dict[bytes, str] = {}
         self._full: dict[bytes, str] = {}  # volumes without room: why
-        self._findings = Findings()
+        self._notes = DamageNotes()
         self._made: set[tuple[bytes, bytes]] = set()  # (volume, incarnation) whose places are durable
 
     def repair(self, stream: StreamState, block: LiveBlock, task: RepairTask) -> Outcome:
@@ -144,12 +144,12 @@ class _RepairSession:
                 self._note_left(block, volume_id, wrong, volume_id in block.held_by)
         return outcome
 
-    def note_gone(self, task: RepairTask) -> None:
+    def note_removed(self, task: RepairTask) -> None:
         """Note what was wrong with copies of a block that was removed or merged meanwhile."""
         for volume_id, wrong in task.wrong.items():
             self._note_left(task.block, volume_id, wrong, False)
 
-    def _note_left(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], is_missed: bool) -> None:
+    def _note_left(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[CopyDefect], is_missed: bool) -> None:
         """Note a copy that is not repaired; one that is merely not there only if it `is_missed`."""
         if wrong and (is_missed or not wrong[0].is_missing):
             where = next(
@@ -160,7 +160,7 @@ class _RepairSession:
                 ),
                 "",
             )
-            self._findings.note(block.stream, volume_id.hex(), f"{where}: {wrong[0].reason}")
+            self._notes.note(block.stream, volume_id.hex(), f"{where}: {wrong[0].reason}")
 
     def _make_place(self, block: LiveBlock, volume_id: bytes, blocks: BlockStore) -> None:
         if (volume_id, block.written_as) not in self._made:
@@ -196,8 +196,10 @@ class _RepairSession:
         elif says_broken(error) and len(self._session.volumes) > 1:
             self._session.failed(volume_id, error)
 
-    def _note_repaired(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], blocks: BlockStore) -> None:
-        is_behind = volume_id not in block.held_by and all(finding.is_missing for finding in wrong)
+    def _note_repaired(
+        self, block: LiveBlock, volume_id: bytes, wrong: Sequence[CopyDefect], blocks: BlockStore
+    ) -> None:
+        is_behind = volume_id not in block.held_by and all(defect.is_missing for defect in wrong)
         before = "behind" if is_behind else "missing" if wrong[0].is_missing else "damaged"
         reason = "fetched from another volume" if is_behind else f"{block.path_in(blocks)}: {wrong[0].reason}"
         event = Event("repaired", block.stream, "", volume_id.hex(), before, "current", reason)
@@ -219,7 +221,7 @@ class _RepairSession:
         shown = stream.removed.left_of(lost.clip(stream.low_watermark, stream.next_sequence))
         self._lost[stream.incarnation] = self._lost.get(stream.incarnation, SequenceSet.empty()).union(lost)
         self._lost_size[stream.incarnation] += block.data_size * len(shown) // max(1, block.row_count)
-        wrong = next((findings[0] for findings in task.wrong.values() if findings), None)
+        wrong = next((defects[0] for defects in task.wrong.values() if defects), None)
         self._why_lost.setdefault(stream.incarnation, wrong.reason if wrong is not None else "no copy is left")
 
     def _absent(self, stream: StreamState) -> list[str]:
@@ -243,7 +245,7 @@ class _RepairSession:
                 part = b"".join(blocks[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(incarnation, volume_id, part))
         events = [event for repaired in self._events.values() for event in _summed_up(repaired)]
-        events += self._findings.events(self._session.state)
+        events += self._notes.events(self._session.state)
         if events:
             commands.append(RecordEvents(tuple(events)))
         if commands:

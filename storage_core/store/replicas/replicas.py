@@ -25,7 +25,7 @@ from storage_core.errors import ProcessError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
-from storage_core.store.ensemble.decision import NOT_A_VOLUME, Finding
+from storage_core.store.ensemble.decision import NOT_A_VOLUME, VolumeStatus
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
@@ -96,7 +96,7 @@ class Survey:
     def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
         self._env = env
         self.view: View = metadata.view(lock_timeout_s)
-        self.standings: Mapping[bytes, Finding] = _decided(metadata.standings(lock_timeout_s), self.view.state)
+        self.statuses: Mapping[bytes, VolumeStatus] = _decided(metadata.statuses(lock_timeout_s), self.view.state)
         voters = {voter.volume_id for voter in self.view.state.voters}
         self.volumes: tuple[Volume, ...] = tuple(volume for volume in metadata.volumes() if volume.volume_id in voters)
         self._at = {volume.volume_id: volume for volume in self.volumes}
@@ -105,25 +105,27 @@ class Survey:
         self._replicas: dict[bytes, tuple[StreamState, list[Replica]]] = {}  # that were asked for, by incarnation
         self._refused: dict[tuple[bytes, bytes], str] = {}  # by volume and incarnation: why its blocks are not seen
 
-    def standing(self, volume_id: bytes) -> Finding:
+    def status(self, volume_id: bytes) -> VolumeStatus:
         """Return what the metadata of a volume is like."""
-        return self.standings.get(volume_id, NOT_A_VOLUME)
+        return self.statuses.get(volume_id, NOT_A_VOLUME)
 
     def lag(self, volume_id: bytes) -> int:
         """Return how many entries a volume's log is behind the commit index."""
-        finding = self.standing(volume_id)
-        return 0 if finding.state == VolumeState.CURRENT else max(0, self.view.index - finding.index)
+        status = self.status(volume_id)
+        return 0 if status.state == VolumeState.CURRENT else max(0, self.view.index - status.index)
 
     def leader(self, volume_ids: Iterable[bytes]) -> bytes | None:
         """Return the first of these volumes that may vote, None if there is none.
 
         One process hosts all voters: leading means no more here.
         """
-        return next((one for one in volume_ids if self.standing(one).state == VolumeState.CURRENT), None)
+        return next(
+            (volume_id for volume_id in volume_ids if self.status(volume_id).state == VolumeState.CURRENT), None
+        )
 
     def can_vote(self, volume_id: bytes) -> bool:
         """Return whether this volume's vote would count now: it is there, and its metadata can be trusted."""
-        return self.standing(volume_id).state in _CAN_VOTE
+        return self.status(volume_id).state in _CAN_VOTE
 
     def pending_delete_size(self, volume_id: bytes) -> int:
         """Return the bytes of files on a volume whose blocks were removed or merged, and are not unlinked yet."""
@@ -145,15 +147,17 @@ class Survey:
 
     def replicas(self, stream: StreamState) -> list[Replica]:
         """Return the copies of a stream in the order of its placement; looked at once, however often it is asked."""
-        known, found = self._replicas.get(stream.incarnation, (None, []))
+        known, replicas = self._replicas.get(stream.incarnation, (None, []))
         if known is not stream:
-            found = [self._replica(stream, position, one) for position, one in enumerate(stream.placement)]
-            self._replicas[stream.incarnation] = stream, found
-        return list(found)
+            replicas = [
+                self._replica(stream, position, volume_id) for position, volume_id in enumerate(stream.placement)
+            ]
+            self._replicas[stream.incarnation] = stream, replicas
+        return list(replicas)
 
     def _reports(self) -> dict[bytes, dict[_Copy, int]]:
         """Return, by volume, which copies readers reported, and when last."""
-        found: dict[bytes, dict[_Copy, int]] = {}
+        reported: dict[bytes, dict[_Copy, int]] = {}
         for volume in self.volumes:
             try:
                 left = volume.reports.read() if _readable(volume) else []
@@ -163,25 +167,25 @@ class Survey:
             for _, report in left:
                 if report.reason == reports.FILE_IS_MISSING:
                     continue  # the listing says whether it is; the whole volume may have been away
-                copies = found.setdefault(report.volume_id, {})
+                copies = reported.setdefault(report.volume_id, {})
                 copy = (report.incarnation, report.block_id)
                 copies[copy] = max(copies.get(copy, 0), report.time_ns)
-        return found
+        return reported
 
     def _replica(self, stream: StreamState, position: int, volume_id: bytes) -> Replica:
-        standing, volume = self.standing(volume_id), self._at.get(volume_id)
+        status, volume = self.status(volume_id), self._at.get(volume_id)
         rows = stream.blocks.rows
         copies = self.block_copies(stream, position)
-        there, whole, took, verified_ns = copies.file_sizes >= 0, copies.whole, copies.taken, copies.verified_ns
-        state, reason = standing.state, standing.reason
-        damaged, absent = int(np.count_nonzero((there | took) & ~whole)), int(np.count_nonzero(~there))
+        present, whole, took, verified_ns = copies.file_sizes >= 0, copies.whole, copies.taken, copies.verified_ns
+        state, reason = status.state, status.reason
+        damaged, absent = int(np.count_nonzero((present | took) & ~whole)), int(np.count_nonzero(~present))
         if state in (VolumeState.MISSING, VolumeState.FOREIGN):
             damaged = 0
         refusals = [self._refused.get((volume_id, incarnation), "") for incarnation in stream.incarnations]
         if state in (VolumeState.CURRENT, VolumeState.BEHIND):
             if any(refusals):
                 state, reason, damaged = VolumeState.MISSING, next(filter(None, refusals)), 0
-            elif took.any() and not there.any():
+            elif took.any() and not present.any():
                 state, reason = VolumeState.MISSING, f"none of its {len(rows)} blocks is there"
             elif damaged:
                 state, reason = VolumeState.DAMAGED, f"{_blocks(damaged)} of {len(rows)} damaged or gone"
@@ -191,7 +195,7 @@ class Survey:
             volume_id=volume_id,
             path=volume.path if volume is not None else Path(),
             state=state,
-            applied=standing.index,
+            applied=status.index,
             lag=self.lag(volume_id),
             block_count=int(np.count_nonzero(whole)),
             size=int(rows["file_size"][whole].sum()),
@@ -223,7 +227,7 @@ class Survey:
             if begin == end:
                 continue
             sizes[begin:end], verified_ns[begin:end] = self._look(volume_id, incarnation, ids[16 * begin : 16 * end])
-            if any(one == incarnation for one, _ in reported):
+            if any(reported_as == incarnation for reported_as, _ in reported):
                 for at in range(begin, end):
                     told_ns = reported.get((incarnation, ids[16 * at : 16 * at + 16]), 0)
                     if told_ns > verified_ns[at] >= 0:  # a copy that was read as a whole since is whole
@@ -246,18 +250,18 @@ class Survey:
         return np.full(count, -1, np.int64), np.zeros(count, np.int64)
 
 
-def _decided(standings: Mapping[bytes, Finding], state: StoreState) -> Mapping[bytes, Finding]:
-    """Return the standings; without a majority nobody can tell what was committed, and no volume counts as current."""
+def _decided(statuses: Mapping[bytes, VolumeStatus], state: StoreState) -> Mapping[bytes, VolumeStatus]:
+    """Return the statuses; without a majority nobody can tell what was committed, and no volume counts as current."""
     voting = [voter.volume_id for voter in state.voters if not voter.learner]
-    count = sum(standings.get(one, NOT_A_VOLUME).state in _CAN_VOTE for one in voting)
+    count = sum(statuses.get(volume_id, NOT_A_VOLUME).state in _CAN_VOTE for volume_id in voting)
     if count >= majority(len(voting)):
-        return standings
+        return statuses
     reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"
     return {
-        volume_id: replace(standing, state=VolumeState.BEHIND, reason=reason)
-        if standing.state == VolumeState.CURRENT
-        else standing
-        for volume_id, standing in standings.items()
+        volume_id: replace(status, state=VolumeState.BEHIND, reason=reason)
+        if status.state == VolumeState.CURRENT
+        else status
+        for volume_id, status in statuses.items()
     }
 
 

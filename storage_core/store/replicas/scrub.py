@@ -2,7 +2,7 @@
 
 The order is that of (incarnation, sequence), all volumes of a stream's placement side by side. How far it has come
 stands in index.db of each volume, a cache: without it the scrub begins anew. The metadata files are looked at when it
-begins. What is found is written down as events, and reports are left for maintenance and repair; nothing is mended
+begins. What is found is written down as events, and reports are left for maintenance and repair; nothing is repaired
 here.
 """
 
@@ -15,8 +15,8 @@ from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
-from storage_core.store.replicas import drift
-from storage_core.store.replicas.findings import Findings
+from storage_core.store.replicas import mismatch
+from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.verification import (
     CHUNK_SIZE_MAX,
     Checked,
@@ -47,7 +47,7 @@ class Scrub:
         self._lock_timeout_s, self._read_only = lock_timeout_s, read_only
         self._damage: list[Damage] = []
         self._bad: list[Checked] = []
-        self._findings = Findings()
+        self._notes = DamageNotes()
         self._checked = 0
 
     def run(
@@ -63,8 +63,8 @@ class Scrub:
         Raises ValueError for a limit or rate that is not positive.
         """
         for name, value in (("limit_bytes", limit_bytes), ("rate_bytes_per_s", rate_bytes_per_s)):
-            if value is not None and value <= 0:
-                raise ValueError(f"{name}: {value} has to be more than 0; leave it out for no limit")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+                raise ValueError(f"{name}: {value!r} is not a number of bytes above 0; leave it out for no limit")
         state = self._metadata.view(self._lock_timeout_s).state
         at_hand = self._metadata.volumes()
         indexes = Indexes(at_hand, self._env)
@@ -95,10 +95,10 @@ class Scrub:
         self._damage.extend(absent_volumes(state, self._metadata, self._lock_timeout_s))
         for volume in at_hand:
             if volume.identity is not None:
-                found = damage_beside_writers(self._metadata, volume, self._env, self._lock_timeout_s)
-                self._damage.extend(found)
-                for damage in found:
-                    self._findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
+                file_damage = damage_beside_writers(self._metadata, volume, self._env, self._lock_timeout_s)
+                self._damage.extend(file_damage)
+                for damage in file_damage:
+                    self._notes.note("", damage.volume, f"{damage.file}: {damage.reason}")
 
     def _read(
         self,
@@ -118,9 +118,9 @@ class Scrub:
             if limit_bytes is not None and read_size >= limit_bytes:
                 return (block.block.incarnation, block.block.first)
             indexes.note(block)
-            self._checked += len(block.found)
-            read_size += block.block.file_size * len(block.found)
-            if any(block.found.values()):
+            self._checked += len(block.defects)
+            read_size += block.block.file_size * len(block.defects)
+            if any(block.defects.values()):
                 self._bad.append(block)
             if rate_bytes_per_s is not None:
                 due_s = read_size / rate_bytes_per_s
@@ -135,18 +135,18 @@ class Scrub:
             with self._metadata.session(self._lock_timeout_s) as session:
                 state = session.state  # what was removed or repaired meanwhile is no drift
                 drifts = [
-                    drift.compare(state, stream, volume, self._env)
+                    mismatch.compare(state, stream, volume, self._env)
                     for stream in filter(None, (state.by_incarnation(stream.incarnation) for stream in streams))
                     for volume in session.writable
                 ]
-                drift.tell(session, [drifted for drifted in drifts if drifted is not None], self._env)
+                mismatch.tell(session, [drifted for drifted in drifts if drifted is not None], self._env)
                 bad = still_wrong(state, self._bad, session.volumes)
                 leave_reports(bad, session.writable)
                 for checked, volume_id, wrong in bad_copies(bad):
                     if not wrong.is_missing:
-                        what = f"block {checked.block.block_id.hex()}: {wrong.reason}"
-                        self._findings.note(checked.block.stream, volume_id.hex(), what)
-                events = list(self._findings.events(state))
+                        defect = f"block {checked.block.block_id.hex()}: {wrong.reason}"
+                        self._notes.note(checked.block.stream, volume_id.hex(), defect)
+                events = list(self._notes.events(state))
                 if is_whole_pass:
                     events.append(Event("scrub", reason=f"all copies were read; damaged: {len(self._damage)}"))
                 if events:

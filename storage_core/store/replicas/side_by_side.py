@@ -15,7 +15,7 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.paths import labels_of
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import STRUCTURE, Wrong
+from storage_core.store.replicas.copies import STRUCTURE, CopyDefect
 from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.replicas.verification import Progress, check_blocks, counts
 from storage_core.store.volume.volumes import Volume
@@ -31,26 +31,26 @@ def compare(
     `progress` hears (copies of blocks done, copies in all).
     """
     by_id = {volume.volume_id: volume for volume in volumes}
-    there = {volume_id: by_id[volume_id] for volume_id in stream.placement if volume_id in by_id}
-    counted = [volume for volume in there.values() if counts(state, volume)]
+    present = {volume_id: by_id[volume_id] for volume_id in stream.placement if volume_id in by_id}
+    counted = [volume for volume in present.values() if counts(state, volume)]
     shown = stream.shown()
     copies = {volume.volume_id: _Copy(volume) for volume in counted}
     together = RunsBuilder()
     for checked in check_blocks(state, [stream], counted, env, progress):
         inside = shown.clip(checked.block.first, checked.block.end)
         lost = inside
-        for volume_id, wrong in checked.found.items():
+        for volume_id, wrong in checked.defects.items():
             lost = lost.intersection(copies[volume_id].add(checked.block, inside, wrong))
         together.add_set(inside.difference(lost), State.THERE)
         together.add_set(lost, State.MISSING)
-    names = [str(there[each].path) if each in there else each.hex() for each in stream.placement]
-    found = [
+    names = [str(present[each].path) if each in present else each.hex() for each in stream.placement]
+    drifts = [
         copies[volume_id].drift(label, stream)
         if volume_id in copies
-        else _absent(there.get(volume_id), label, path, shown)
+        else _absent(present.get(volume_id), label, path, shown)
         for volume_id, label, path in zip(stream.placement, labels_of(names), names, strict=True)
     ]
-    return Drift(stream.name, LAYOUT, tuple(found), together.build())
+    return Drift(stream.name, LAYOUT, tuple(drifts), together.build())
 
 
 class _Copy:
@@ -61,24 +61,24 @@ class _Copy:
         self._runs, self._digest = RunsBuilder(), hashlib.blake2b(digest_size=16)
         self._harmless: list[str] = []  # damage that touches no message
 
-    def add(self, block: LiveBlock, shown: SequenceSet, found: list[Wrong]) -> SequenceSet:
+    def add(self, block: LiveBlock, shown: SequenceSet, defects: list[CopyDefect]) -> SequenceSet:
         """Note what the copy has of a block; return the messages of it that the copy has not whole."""
         wrong = SequenceSet.empty()
-        for one in found:
-            state = self._state(block, one)
+        for defect in defects:
+            state = self._state(block, defect)
             # Of two that overlap the first counts: what is wrong with the block as a whole comes alone.
-            touched = shown.clip(one.first, one.end).difference(wrong)
+            touched = shown.clip(defect.first, defect.end).difference(wrong)
             self._runs.add_set(touched, state)
             wrong = wrong.union(touched)
-            if one.end <= one.first:
-                self._harmless.append(f"{block.path_in(self._volume.blocks)}: {one.reason}")
+            if defect.end <= defect.first:
+                self._harmless.append(f"{block.path_in(self._volume.blocks)}: {defect.reason}")
         whole = shown.difference(wrong)
         self._runs.add_set(whole, State.THERE)
         for run in whole.ranges():
             self._digest.update(block.expected.digest + b"%d-%d," % run)
         return wrong
 
-    def _state(self, block: LiveBlock, wrong: Wrong) -> State:
+    def _state(self, block: LiveBlock, wrong: CopyDefect) -> State:
         if wrong.is_missing:
             return State.MISSING
         is_other = wrong.frame == STRUCTURE and _is_whole(block, self._volume)

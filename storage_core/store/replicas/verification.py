@@ -15,14 +15,14 @@ from storage_core.os_errors import is_away, raise_if_of_process
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import Wrong, look
-from storage_core.store.replicas.findings import Findings
+from storage_core.store.replicas.copies import CopyDefect, look
+from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.replicas.repair_tasks import still_live
 from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.placement import is_recorded
-from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.placement_journal import PlacementJournal
 from storage_core.store.volume.reports import Report
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import MetadataLog, Volume
@@ -57,7 +57,7 @@ class Checked:
     """A block with what is wrong with its copies on the volumes that were looked at."""
 
     block: LiveBlock
-    found: Mapping[bytes, list[Wrong]]  # by volume; empty list: the copy is whole
+    defects: Mapping[bytes, list[CopyDefect]]  # by volume; empty list: the copy is whole
     looked_ns: int  # before the first of them was read: what is newer knows better
 
 
@@ -68,20 +68,20 @@ def verify(
     env: Environment,
     progress: Progress | None,
     lock_timeout_s: float,
-) -> tuple[dict[str, Any], dict[bytes, VolumeIndex], "Found"]:
-    """Return {ok, checked_blocks, damage}, the indexes of the volumes, to be saved, and what was found, to be told.
+) -> tuple[dict[str, Any], dict[bytes, VolumeIndex], "VerifiedDamage"]:
+    """Return {ok, checked_blocks, damage}, the indexes of the volumes, to be saved, and what was found, to be reported.
 
     Every byte of every copy of every block and of the metadata that counts was read; nothing was written. What others
     wrote or removed meanwhile is no damage.
     """
     volumes = metadata.volumes()
     damage = absent_volumes(state, metadata, lock_timeout_s)
-    told = {one.volume for one in damage}
+    noted = {absent.volume for absent in damage}
     bad_files: list[Damage] = []
     for volume in volumes:
         if volume.identity is not None:
             bad_files.extend(damage_beside_writers(metadata, volume, env, lock_timeout_s))
-        elif volume.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
+        elif volume.name not in noted:  # it could be read a moment ago, and now nothing of it is looked at
             damage.append(
                 Damage("", volume.name, str(volume.path), 0, 0, 0, f"the volume is {volume.state}: {volume.reason}")
             )
@@ -90,21 +90,21 @@ def verify(
     bad: list[Checked] = []
     for checked in check_blocks(state, streams, volumes, env, progress):
         indexes.note(checked)
-        count += len(checked.found)
-        if any(checked.found.values()):
+        count += len(checked.defects)
+        if any(checked.defects.values()):
             bad.append(checked)
     state = metadata.view(lock_timeout_s).state
     bad = still_wrong(state, bad, volumes)
     damage.extend(bad_files)
     for checked in bad:
         damage.extend(block_damage(checked, volumes))
-    report = {"ok": not damage, "checked_blocks": count, "damage": [one.to_json() for one in damage]}
-    return report, indexes.by_volume, Found(state, bad_files, bad)
+    report = {"ok": not damage, "checked_blocks": count, "damage": [place.to_json() for place in damage]}
+    return report, indexes.by_volume, VerifiedDamage(state, bad_files, bad)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What somebody who only looked has found: it is told, and left for repair."""
+class VerifiedDamage:
+    """What somebody who only looked has found: it is reported, and left for repair."""
 
     state: StoreState  # by which it is wrong
     bad_files: Sequence[Damage]  # of the metadata
@@ -115,13 +115,13 @@ class Found:
 
     def tell(self, session: Session) -> None:
         """Write it down as events of the volumes."""
-        findings = Findings()
+        notes = DamageNotes()
         for damage in self.bad_files:
-            findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
+            notes.note("", damage.volume, f"{damage.file}: {damage.reason}")
         for checked, volume_id, wrong in bad_copies(still_wrong(session.state, self.bad_blocks, session.volumes)):
             block = checked.block
-            findings.note(block.stream, volume_id.hex(), f"block {block.block_id.hex()}: {wrong.reason}")
-        findings.tell(session)
+            notes.note(block.stream, volume_id.hex(), f"block {block.block_id.hex()}: {wrong.reason}")
+        notes.tell(session)
 
     def leave_reports(self, volumes: Sequence[Volume]) -> None:
         """Leave word of bad copies for the next lock owner."""
@@ -140,26 +140,26 @@ def leave_reports(bad: Sequence[Checked], volumes: Sequence[Volume]) -> None:
         reports.leave(others, report)
 
 
-def bad_copies(bad: Sequence[Checked]) -> Iterator[tuple[Checked, bytes, Wrong]]:
+def bad_copies(bad: Sequence[Checked]) -> Iterator[tuple[Checked, bytes, CopyDefect]]:
     """Yield each bad copy, with what is wrong first; one that is merely not there yet, or away, is not bad."""
     for checked in bad:
-        for volume_id, found in checked.found.items():
-            is_behind = bool(found) and found[0].is_missing and volume_id not in checked.block.held_by
-            if found and not is_behind and not is_away(found[0].error):
-                yield checked, volume_id, found[0]
+        for volume_id, defects in checked.defects.items():
+            is_behind = bool(defects) and defects[0].is_missing and volume_id not in checked.block.held_by
+            if defects and not is_behind and not is_away(defects[0].error):
+                yield checked, volume_id, defects[0]
 
 
 def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float) -> list[Damage]:
     """Return the volumes that take no part in the store, or hold what is not its present, as damage."""
-    standings = metadata.standings(lock_timeout_s)
+    statuses = metadata.statuses(lock_timeout_s)
     damage = []
     for volume in metadata.volumes():
-        standing = standings.get(volume.volume_id)
-        if standing is None or standing.state in (VolumeState.CURRENT, VolumeState.BEHIND):
+        status = statuses.get(volume.volume_id)
+        if status is None or status.state in (VolumeState.CURRENT, VolumeState.BEHIND):
             continue
-        is_other = standing.state in (VolumeState.FOREIGN, VolumeState.ROLLED_BACK)
+        is_other = status.state in (VolumeState.FOREIGN, VolumeState.ROLLED_BACK)
         if is_other or volume.identity is None or not is_recorded(state, volume):
-            reason = f"the volume is {standing.state}: {standing.reason or volume.reason}"
+            reason = f"the volume is {status.state}: {status.reason or volume.reason}"
             damage.append(Damage("", volume.name, str(volume.path), 0, 0, 0, reason))
     return damage
 
@@ -184,19 +184,21 @@ def check_blocks(
     `ahead_size_max`: bytes of blocks that are read before the first of them is yielded; one block at least.
     """
     counted = {volume.volume_id: volume for volume in volumes if counts(state, volume)}
-    placed = [[counted[one] for one in stream.placement if one in counted] for stream in streams]
-    total = sum(len(stream.blocks) * len(there) for stream, there in zip(streams, placed, strict=True))
+    placed = [[counted[volume_id] for volume_id in stream.placement if volume_id in counted] for stream in streams]
+    total = sum(
+        len(stream.blocks) * len(stream_volumes) for stream, stream_volumes in zip(streams, placed, strict=True)
+    )
     done = 0
     memories = {volume_id: ReadMemory() for volume_id in counted}
-    for stream, there in zip(streams, placed, strict=True):
+    for stream, stream_volumes in zip(streams, placed, strict=True):
         rows = stream.blocks.rows
         if stream.incarnation <= start[0]:
             passed = len(rows) if stream.incarnation < start[0] else int(np.searchsorted(rows["first"], start[1]))
-            rows, done = rows[passed:], done + passed * len(there)
+            rows, done = rows[passed:], done + passed * len(stream_volumes)
         for chunk in _chunks(live_blocks(state, stream, rows), ahead_size_max):
             calls = [
                 partial(_look_at, chunk, volume, stream, volume.volume_id in afresh, memories[volume.volume_id])
-                for volume in there
+                for volume in stream_volumes
             ]
             looked_ns = env.now_ns()
             results = env.parallel(calls)
@@ -204,9 +206,9 @@ def check_blocks(
                 if isinstance(result, BaseException):
                     raise result
             for at, block in enumerate(chunk):
-                found = {volume.volume_id: wrong[at] for volume, wrong in zip(there, results, strict=True)}
-                yield Checked(block, found, looked_ns)
-                done += len(there)
+                defects = {volume.volume_id: wrong[at] for volume, wrong in zip(stream_volumes, results, strict=True)}
+                yield Checked(block, defects, looked_ns)
+                done += len(stream_volumes)
                 if progress is not None:
                     progress(done, total)
 
@@ -233,14 +235,14 @@ def still_wrong(state: StoreState, checked: Sequence[Checked], volumes: Sequence
         stream = state.by_incarnation(each.block.incarnation)
         block = live.get((each.block.incarnation, each.block.block_id))
         placed = stream.placement if stream is not None and block is not None else ()
-        found = {
+        defects = {
             volume_id: []
             if wrong and block is not None and newer.is_whole(each, volume_id, wrong, block)
             else [defect for defect in wrong if volume_id in placed or not defect.is_missing]
-            for volume_id, wrong in each.found.items()
+            for volume_id, wrong in each.defects.items()
         }
-        left.append(replace(each, found=found))
-    return [each for each in left if any(each.found.values())]
+        left.append(replace(each, defects=defects))
+    return [each for each in left if any(each.defects.values())]
 
 
 class _Newer:
@@ -251,7 +253,7 @@ class _Newer:
         self._indexes: dict[bytes, VolumeIndex] = {}
         self._sizes: dict[tuple[bytes, bytes], dict[bytes, int]] = {}  # by volume and incarnation
 
-    def is_whole(self, checked: Checked, volume_id: bytes, wrong: Sequence[Wrong], block: LiveBlock) -> bool:
+    def is_whole(self, checked: Checked, volume_id: bytes, wrong: Sequence[CopyDefect], block: LiveBlock) -> bool:
         """Return whether a copy was made since; `block` is what a newer state says of it."""
         if volume_id in block.held_by and volume_id not in checked.block.held_by:
             return True
@@ -291,7 +293,7 @@ def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlo
 
 def _look_at(
     blocks: Sequence[LiveBlock], volume: Volume, stream: StreamState, afresh: bool, memory: ReadMemory
-) -> list[list[Wrong]]:
+) -> list[list[CopyDefect]]:
     return [look(block, volume.blocks, stream, afresh, memory=memory) for block in blocks]
 
 
@@ -303,8 +305,8 @@ def block_damage(checked: Checked, volumes: Sequence[Volume]) -> list[Damage]:
             checked.block.stream, volume_id.hex(), str(checked.block.path_in(stores[volume_id])), wrong.offset_bytes,
             wrong.first, wrong.end, wrong.reason,
         )
-        for volume_id, found in checked.found.items()
-        for wrong in found
+        for volume_id, defects in checked.defects.items()
+        for wrong in defects
     ]  # fmt: skip
 
 
@@ -318,9 +320,9 @@ class Indexes:
 
     def note(self, checked: Checked) -> None:
         """Note when the copies of a block were read, and whether each was whole; nothing of those that were not."""
-        for volume_id, found in checked.found.items():
-            if not (found and (found[0].is_missing or is_away(found[0].error))):
-                self.verified(volume_id, checked.block, not found, checked.looked_ns)
+        for volume_id, defects in checked.defects.items():
+            if not (defects and (defects[0].is_missing or is_away(defects[0].error))):
+                self.verified(volume_id, checked.block, not defects, checked.looked_ns)
 
     def verified(self, volume_id: bytes, block: LiveBlock, is_whole: bool, time_ns: int | None = None) -> None:
         """Note whether a copy was whole at `time_ns`, or is now."""
@@ -337,7 +339,7 @@ class Indexes:
 
 
 def save_indexes(session: Session, indexes: Mapping[bytes, VolumeIndex]) -> None:
-    """Write what was verified into index.db of the volumes, a cache: one that cannot be written is told, not raised."""
+    """Write what was verified into index.db of the volumes, a cache: a failure to write is reported, not raised."""
     known = {incarnation for stream in session.state.streams.values() for incarnation in stream.incarnations}
     for volume in session.writable:
         if volume.volume_id in indexes:
@@ -356,8 +358,8 @@ def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, 
     They are read without a lock; what seems wrong may be work in progress, so it is looked at again under the volume's
     lock. Where that cannot be had, it is what is found every time.
     """
-    found = metadata_damage(metadata, volume, env)
-    if not found:
+    damage = metadata_damage(metadata, volume, env)
+    if not damage:
         return []
     try:
         with metadata.hold(volume, lock_timeout_s):
@@ -367,40 +369,40 @@ def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, 
     for _ in range(LOOKS_WITHOUT_LOCK):
         env.sleep(LOOK_PAUSE_S)
         again = set(metadata_damage(metadata, volume, env))
-        found = [damage for damage in found if damage in again]
-    return found
+        damage = [damage for damage in damage if damage in again]
+    return damage
 
 
 def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> list[Damage]:
     """Return what is wrong with the metadata files of one volume, which nobody writes meanwhile."""
-    found = _metadata_damage(volume.log, volume.journal)
-    return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in found]
+    defects = _metadata_damage(volume.log, volume.journal)
+    return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in defects]
 
 
 def _metadata_damage(log: MetadataLog, journal: PlacementJournal) -> list[tuple[str, str]]:
     """Return (file, reason) for what is wrong with the metadata's own files."""
-    journaled, found = _journaled(journal)  # before the log is read, which has all that was journaled by then
+    journaled, defects = _journaled(journal)  # before the log is read, which has all that was journaled by then
     try:
         contents = log.read()
         unfinished = log.unfinished_snapshots()
-        told = [(where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage)]
-        found.extend((where, reason) for where, reason in told if where not in unfinished)
-        found.extend(log.damaged_snapshots({where for where, _ in found} | unfinished))
-        if contents.bad is not None and not found:  # a page of zeros is no bad record: it looks as if never written
-            found.append(
+        log_defects = [(where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage)]
+        defects.extend((where, reason) for where, reason in log_defects if where not in unfinished)
+        defects.extend(log.damaged_snapshots({where for where, _ in defects} | unfinished))
+        if contents.bad is not None and not defects:  # a page of zeros is no bad record: it looks as if never written
+            defects.append(
                 (str(log.directory), f"the log is damaged at entry {contents.bad.index}: {contents.bad.where}")
             )
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
-        return [*found, (str(log.directory), str(error))]
+        return [*defects, (str(log.directory), str(error))]
     commit, tip = contents.commit, contents.tip
-    if commit is not None and commit.index > tip.index and not found:  # whole pages of zeros, or none, at its end
+    if commit is not None and commit.index > tip.index and not defects:  # whole pages of zeros, or none, at its end
         ends = f"it ends at entry {tip.index}, and entry {commit.index} was committed by what it says itself"
-        found.append((str(log.directory), f"the log was cut or rolled back: {ends}"))
+        defects.append((str(log.directory), f"the log was cut or rolled back: {ends}"))
     if journaled > tip.index:
         ends = f"it ends at entry {tip.index}, and the journal of placements has blocks of entry {journaled}"
-        found.append((str(log.directory), f"the metadata was rolled back: {ends}"))
-    return found
+        defects.append((str(log.directory), f"the metadata was rolled back: {ends}"))
+    return defects
 
 
 def _journaled(journal: PlacementJournal) -> tuple[int, list[tuple[str, str]]]:

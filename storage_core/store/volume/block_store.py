@@ -53,10 +53,10 @@ class BlockStore:
         """Make it possible, durably, that blocks are created under these; what is there already is looked at only."""
         directories = [self.directory(incarnation) for incarnation in incarnations]
         if len(directories) == 1:  # a listing would cost all streams of the store
-            missing = [one for one in directories if not self._files.is_directory(one)]
+            missing = [directory for directory in directories if not self._files.is_directory(directory)]
         else:
-            there = set(self._files.list_directory(self._root))
-            missing = [one for one in directories if one.name not in there]
+            present = set(self._files.list_directory(self._root))
+            missing = [directory for directory in directories if directory.name not in present]
         for directory in missing:
             self._files.make_directory(directory)
         self._files.sync_directory(self._root)
@@ -122,12 +122,15 @@ class BlockStore:
         """Return a new block, to be written from front to back; `sync` makes its name durable."""
         return self._files.create(self.path(incarnation, block_id))
 
-    def open(self, incarnation: bytes, block_id: bytes, afresh: bool = False) -> File:
-        """Return the block for reading by ranges. Raises FileNotFoundError. `afresh`: from the disk, past caches."""
+    def open(self, incarnation: bytes, block_id: bytes, afresh: bool = False, size: int | None = None) -> File:
+        """Return the block for reading by ranges. Raises FileNotFoundError.
+
+        `afresh`: from the disk, past caches. `size`: the bytes that the manifest says it has.
+        """
         path = self.path(incarnation, block_id)
         if afresh:
             self._files.drop_cache(path)
-        return self._files.open(path)
+        return self._files.open(path, size=size)
 
     def identity(self, incarnation: bytes, block_id: bytes) -> BlockIdentity:
         """Return what the block's own header says of it. Raises FileNotFoundError, CorruptionError."""
@@ -153,9 +156,12 @@ class BlockStore:
             file.sync()
         self.sync(incarnation)
 
-    def on_volume(self, call: Callable[[], T]) -> VolumeCall[T]:
-        """Return the call as work on this volume: all that it does here has one deadline, and one thread."""
-        return VolumeCall(self._files, self._root, call)
+    def on_volume(self, call: Callable[[], T], is_shared: bool = False) -> VolumeCall[T]:
+        """Return the call as work on this volume: all that it does here has one deadline, and one thread.
+
+        `is_shared`: a majority of the volumes is enough.
+        """
+        return VolumeCall(self._files, self._root, call, is_shared)
 
     # --- repair
 

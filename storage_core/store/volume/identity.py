@@ -93,10 +93,10 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
         file = files.open(path)
     except (FileNotFoundError, NotADirectoryError):
         if not files.is_directory(directory):
-            what = "does not exist or is not a directory"
+            problem = "does not exist or is not a directory"
             if is_in_object_store(directory):
-                what = "holds nothing, or its bucket is not there (jstream store create makes a store in a bucket)"
-            raise NotAStoreError(f"{directory} {what}") from None
+                problem = "holds nothing, or its bucket is not there (jstream store create makes a store in a bucket)"
+            raise NotAStoreError(f"{directory} {problem}") from None
         if _is_file(files, directory / RESTORING):
             remedy = "restore onto the same volumes again"
             if is_in_object_store(directory):

@@ -13,9 +13,9 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 
 from storage_core.bounded import decode, pack
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError
 from storage_core.file_kinds import VOLUME_INDEX
 from storage_core.files import Files
@@ -57,14 +57,14 @@ class VolumeIndex:
     def stream(self, incarnation: bytes) -> StreamIndex:
         """Return the blocks that lie in the stream's directory now; names and sizes come from the files."""
         known = self._streams.get(incarnation, StreamIndex()).blocks
-        found: dict[bytes, tuple[int, int]] = {}
+        blocks: dict[bytes, tuple[int, int]] = {}
         for name, size in self._sizes(incarnation).items():
             block_id = block_id_of(name)
             if block_id is None:
                 continue
             was_size, verified_ns = known.get(block_id, (size, 0))
-            found[block_id] = (size, verified_ns if was_size == size else 0)
-        self._streams[incarnation] = StreamIndex(found)
+            blocks[block_id] = (size, verified_ns if was_size == size else 0)
+        self._streams[incarnation] = StreamIndex(blocks)
         return self._streams[incarnation]
 
     def held(self, incarnation: bytes, block_ids: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -73,14 +73,14 @@ class VolumeIndex:
         The size is -1 if it is not there. The same as `stream` says, for thousands of blocks whose ids are known.
         """
         count, text = len(block_ids) // 16, block_ids.hex()
-        there = self._sizes(incarnation)
+        file_sizes = self._sizes(incarnation)
         names = (f"{text[at : at + 32]}{BLOCK_SUFFIX}" for at in range(0, len(text), 32))
-        sizes = np.fromiter((there.get(name, -1) for name in names), np.int64, count)
+        sizes = np.fromiter((file_sizes.get(name, -1) for name in names), np.int64, count)
         known = self._streams.get(incarnation, StreamIndex()).blocks
         if not known:
             return sizes, np.zeros(count, np.int64)
-        found = [known.get(block_ids[at : at + 16], (-1, 0)) for at in range(0, len(block_ids), 16)]
-        was_sizes, verified_ns = np.array(found, np.int64).reshape(-1, 2).T
+        entries = [known.get(block_ids[at : at + 16], (-1, 0)) for at in range(0, len(block_ids), 16)]
+        was_sizes, verified_ns = np.array(entries, np.int64).reshape(-1, 2).T
         return sizes, np.where(was_sizes == sizes, verified_ns, 0)
 
     def _sizes(self, incarnation: bytes) -> dict[str, int]:
@@ -128,24 +128,24 @@ class VolumeIndex:
         finally:
             file.close()
 
-    def _take_newer(self, there: dict[bytes, StreamIndex]) -> None:
+    def _take_newer(self, stored: dict[bytes, StreamIndex]) -> None:
         """Take over what others wrote meanwhile: of two looks at a block the newer one counts."""
         for incarnation, noted in self._noted.items():
             ours = self._streams.setdefault(incarnation, StreamIndex()).blocks
-            known = there.get(incarnation, StreamIndex()).blocks
+            known = stored.get(incarnation, StreamIndex()).blocks
             before = self._read.get(incarnation, StreamIndex()).blocks
             newer = {
-                block_id: found
-                for block_id, found in known.items()
-                if found != before.get(block_id)
-                and (block_id not in noted or abs(found[1]) > abs(ours.get(block_id, (0, 0))[1]))
+                block_id: entry
+                for block_id, entry in known.items()
+                if entry != before.get(block_id)
+                and (block_id not in noted or abs(entry[1]) > abs(ours.get(block_id, (0, 0))[1]))
             }
             has_unlisted = not newer.keys() <= ours.keys()
             ours.update(newer)
             if has_unlisted:  # new, or gone
                 self.stream(incarnation)
-        for incarnation in there.keys() - self._noted.keys() - {_CURSOR}:
-            self._streams[incarnation] = there[incarnation]
+        for incarnation in stored.keys() - self._noted.keys() - {_CURSOR}:
+            self._streams[incarnation] = stored[incarnation]
 
     def _load(self) -> dict[bytes, StreamIndex]:
         try:

@@ -1,8 +1,8 @@
-"""The locks of the volumes: one holder at a time, among the threads of this process and among processes.
+"""The locks of the volumes: one owner at a time, among the threads of this process and among processes.
 
 A mutex serialises the threads; `flock` on VOLUME/lock serialises processes, and the kernel lets go of it when the
-holder dies. The file is opened anew for each session, so that a store deleted and made again under the same path is not
-locked through a file that is gone. Waiting is bounded, and the error names the holder.
+owner dies. The file is opened anew for each session, so that a store deleted and made again under the same path is not
+locked through a file that is gone. Waiting is bounded, and the error names the owner.
 """
 
 import json
@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakSet
 
 from storage_core.deadlines import together
 from storage_core.errors import NoQuorumError, StoreBusyError
 from storage_core.files import Files, Lock
+from storage_core.forks import Stage, renew_in_children, without_fork
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit
 from storage_core.paths import is_in_object_store
 
@@ -35,56 +35,33 @@ LET_GO_ATTEMPTS = 16  # interruptions that letting go survives
 
 Mutex = threading.RLock  # released by its owner alone: once more does no harm
 _mutexes: dict[str, Mutex] = {}
-_opened: "WeakSet[Lock]" = WeakSet()  # every lock file that this process has open, acquired or not
-_registry = threading.Lock()  # guards both; nobody forks while a lock file is opened
 
 
-class Heir(Protocol):
-    """Something with locks of its own, which a forked child inherits as they are: held by threads that it lacks."""
+class _Opened:
+    """The lock files that this process has open, acquired or not."""
+
+    def __init__(self) -> None:
+        self.locks: WeakSet[Lock] = WeakSet()
 
     def renew(self) -> None:
-        """Begin anew in a child: nothing is held, and nothing is under way."""
+        _mutexes.clear()
+        for lock in list(self.locks):
+            lock.close()
+        self.locks.clear()
 
 
-_heirs: "WeakSet[Heir]" = WeakSet()
-
-
-def renew_in_children(heir: Heir) -> None:
-    """Let forked children call `heir.renew` before they do anything else."""
-    _heirs.add(heir)
+_opened = _Opened()
+renew_in_children(Stage.LOCKS, _opened)
 
 
 def _mutex(path: Path) -> Mutex:
-    with _registry:
+    with without_fork():
         return _mutexes.setdefault(str(path), threading.RLock())
-
-
-def _before_fork() -> None:
-    _registry.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    _registry.release()
-
-
-def _after_fork_in_child() -> None:
-    """A forked child owns no lock: it closes what it inherited, or the flock would outlive its holder."""
-    global _registry
-    _registry = threading.Lock()
-    _mutexes.clear()
-    for lock in list(_opened):
-        lock.close()
-    _opened.clear()
-    for heir in list(_heirs):
-        heir.renew()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a holder got: the volumes it has locked, and those that other processes have."""
+    """What a lock owner got: the volumes it has locked, and those that other processes have."""
 
     locked: frozenset[Path]
     busy: frozenset[Path]
@@ -101,7 +78,7 @@ def hold(
     who has the store; OSError if the files are to blame.
     """
     now_s = time.monotonic()
-    deadline, patient_until = now_s + timeout_s, now_s + patience_s
+    deadline, waits_until = now_s + timeout_s, now_s + patience_s
     mutexes = [_mutex(volume / FILE_NAME) for volume in volumes]
     # Those in object stores are written as they were read, or not at all: there is nothing to be locked.
     lockable = [volume for volume in volumes if not is_in_object_store(volume)]
@@ -118,7 +95,7 @@ def hold(
                     f"{volume}: another thread of this process has held the store for {timeout_s:g} s",
                     store=str(volume),
                 )
-        busy = _acquire(files, lockable, needed - len(free), (deadline, patient_until), timeout_s, locks)
+        busy = _acquire(files, lockable, needed - len(free), (deadline, waits_until), timeout_s, locks)
         yield Held(free.union(locks), busy)
     finally:
         _let_go(locks, taken)
@@ -158,11 +135,11 @@ def _acquire(
 
     `until`: when too few are an error, and until when those that others have are waited for.
     """
-    deadline, patient_until = until
+    deadline, waits_until = until
     pause_s = BACKOFF_FIRST_S
     while True:
         errors, busy = _try_all(files, volumes, locks)
-        if len(locks) >= needed and (not busy or time.monotonic() >= patient_until):
+        if len(locks) >= needed and (not busy or time.monotonic() >= waits_until):
             return frozenset(volume for volume, _ in busy)
         got = len(locks)
         _let_go(locks, [])
@@ -171,9 +148,9 @@ def _acquire(
         if not busy:
             for error in errors:
                 raise_if_limit(error)
-            told = "; ".join(str(error) for error in errors)
+            reasons = "; ".join(str(error) for error in errors)
             raise NoQuorumError(
-                f"{got} volumes can be locked, {needed} are needed: {told}", available=got, needed=needed
+                f"{got} volumes can be locked, {needed} are needed: {reasons}", available=got, needed=needed
             )
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -210,7 +187,7 @@ def _try_all(
 
 
 def _try(lock: Lock) -> bytes | None:
-    """Acquire a lock and say who has it; return the note of another holder, None if it was free."""
+    """Acquire a lock and say who has it; return the note of another owner, None if it was free."""
     if not lock.try_acquire():
         return lock.read_note()
     try:
@@ -218,34 +195,34 @@ def _try(lock: Lock) -> bytes | None:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        logger.warning("%s", error)  # the note is for people; without a holder nobody could make room
+        logger.warning("%s", error)  # the note is for people; without an owner nobody could make room
     return None
 
 
 def open_lock(files: Files, path: Path) -> Lock:
     """Return the lock on a file, not acquired yet, that forked children close before they do anything else."""
-    with _registry:
+    with without_fork():
         lock = files.lock(path)
-        _opened.add(lock)
+        _opened.locks.add(lock)
     return lock
 
 
 def close_lock(lock: Lock) -> None:
     """Let go of what `open_lock` returned."""
-    _opened.discard(lock)
+    _opened.locks.discard(lock)
     lock.close()
 
 
 def holders_note() -> bytes:
-    """Return what a holder leaves in the locked file, for people: who and since when."""
+    """Return what a lock owner leaves in the locked file, for people: who and since when."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode()
 
 
 def described(note: bytes) -> str:
-    """Return a holder's note as text."""
+    """Return a lock owner's note as text."""
     try:
-        holder = json.loads(note)
-        return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+        owner = json.loads(note)
+        return f"process {owner['pid']} on {owner['host']} (since {owner['since']})"
     except (ValueError, KeyError, TypeError):
         return "another process"

@@ -31,7 +31,9 @@ from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, R
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import (
+    NONE_FETCHED,
     Collected,
+    Fetched,
     LogContents,
     Look,
     Mark,
@@ -121,7 +123,7 @@ class VolumeLog:
             try:
                 best, whole = self._commit_record_in(head, number)
             except (CorruptRecordError, TruncatedRecordError):
-                # One that is being begun, or was by a holder that was killed, has no record that counts.
+                # One that is being begun, or was by a process that was killed, has no record that counts.
                 clean = clean and at > 0 and not self._leads_to(numbers[at - 1], number)
                 continue
             clean = clean and whole
@@ -129,7 +131,9 @@ class VolumeLog:
                 return best, clean
         return None, clean
 
-    def read(self, for_state: bool = False, listing: Mapping[str, str] | None = None) -> LogContents:
+    def read(
+        self, for_state: bool = False, listing: Mapping[str, str] | None = None, before: Fetched = NONE_FETCHED
+    ) -> LogContents:
         """Return everything that the files say. Nothing is written, cut or removed.
 
         `for_state`: segments whose entries the snapshot has all taken in are left out; for a reader, who wants the
@@ -292,7 +296,7 @@ class VolumeLog:
                 collected.begin(header.base_index, header.base_chain)
         except (CorruptRecordError, TruncatedRecordError):
             clean = False
-            if durable:  # else it was torn by a power loss while a holder began it
+            if durable:  # else it was torn by a power loss while a process began it
                 contents.damage.append(f"{path}: the segment header is damaged")
             collected.hurt(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
@@ -444,7 +448,7 @@ class VolumeLog:
             len(payload), digest,
         )  # fmt: skip
         path = self.snapshot_path(index)
-        # One that is there was left by a holder that was killed while writing it: the name says nothing.
+        # One that is there was left by a process that was killed while writing it: the name says nothing.
         write_durably(self._files, path, snapshot_format.encode(header), payload, replaces=True)
 
     def take_snapshot(
@@ -494,7 +498,7 @@ class VolumeLog:
             return
         keep_from = valid[-2]
         for index in self.snapshots():
-            # One between the two that is not whole was torn by a power loss while a holder wrote it.
+            # One between the two that is not whole was torn by a power loss while a process wrote it.
             if index < valid[-1] and index != keep_from:
                 self._files.unlink(self.snapshot_path(index))
         numbers = self.segments()
@@ -519,15 +523,15 @@ class VolumeLog:
 
     def damaged_snapshots(self, passed_over: Collection[str]) -> list[tuple[str, str]]:
         """Return (file, reason) for snapshots that are not whole: also the older one, which may be needed."""
-        found = []
+        damaged = []
         for index in self.snapshots():
             path = str(self.snapshot_path(index))
             try:
                 if path not in passed_over and not self.snapshot_is_whole(index):
-                    found.append((path, "the snapshot is damaged"))
+                    damaged.append((path, "the snapshot is damaged"))
             except FileNotFoundError:
                 continue  # a newer one has taken its place meanwhile
-        return found
+        return damaged
 
     def unfinished_snapshots(self) -> set[str]:
         """Return the files of snapshots that are cut or whole, and that no segment goes on from: nothing needs them.

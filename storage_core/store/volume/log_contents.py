@@ -1,8 +1,9 @@
 """LogContents: what the metadata files of one volume say, put together without judgement."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from storage_core.errors import (
@@ -13,6 +14,10 @@ from storage_core.raft.entry import START, CommitRecord, Entry, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE, Record
 from storage_core.raft.object_log_format import LogRecord
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+
+# In an object store: what objects hold with its tag, or why it cannot be read.
+Fetched = Mapping[Path, tuple[bytes, str] | BaseException]
+NONE_FETCHED: Fetched = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class LogContents:
     damage: list[str] = field(default_factory=list)  # for people: files that are not whole
     end: End | None = None  # in an object store: where it ends, and in which term
     newest: Path | None = None  # in an object store: the record that it ends with
+    records: Mapping[Path, tuple[bytes, str]] = field(default_factory=dict)  # there too: as they were fetched
 
     @property
     def tip(self) -> EntryId:
@@ -114,7 +120,7 @@ class LogContents:
 class Collected:
     """Entries by index, in the order of the files: an entry replaces those at and after its index.
 
-    A second copy of the same entry replaces nothing: it may be all that a killed holder rewrote.
+    A second copy of the same entry replaces nothing: it may be all that a killed process rewrote.
     """
 
     def __init__(self) -> None:
@@ -165,7 +171,7 @@ def link(collected: Collected, contents: LogContents) -> None:
     index, _, chain = contents.tip
     entries = contents.everything = collected.entries
     if index in entries and entries[index].chain != chain:
-        # Or a holder was killed while it put a snapshot in the place of entries that were never committed.
+        # Or a process was killed while it put a snapshot in the place of entries that were never committed.
         contents.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
         return
     if entries and min(entries) > index + 1:

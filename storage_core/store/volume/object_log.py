@@ -14,7 +14,8 @@ the records that they make superfluous (`compact`).
 
 **Tags.** Records that were listed are those of the log if the witness is read after the listing; and what is read of
 them is what was listed if it bears the same tag. So a log is read in two rounds: the listing, then snapshot and records
-at once. Where a store's tags differ, or are not there, the witness is looked at once more after the records.
+at once. Where a store's tags differ, or are not there, the witness is looked at once more after the records. A record
+that was read before and is listed with its tag is not fetched again; the snapshot always is, as the witness.
 """
 
 import errno
@@ -25,7 +26,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from storage_core.deadlines import at_once
@@ -46,15 +46,24 @@ from storage_core.raft.log_format import PAGE_SIZE, Record
 from storage_core.raft.object_log_format import NO_ID, LogRecord
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume.identity import VolumeIdentity
-from storage_core.store.volume.log_contents import Bad, Behind, End, LogContents, Look, Mark, Position, Tail
+from storage_core.store.volume.log_contents import (
+    NONE_FETCHED,
+    Bad,
+    Behind,
+    End,
+    Fetched,
+    LogContents,
+    Look,
+    Mark,
+    Position,
+    Tail,
+)
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
 READ_ATTEMPTS = 8  # of who meets records being removed
 NOTHING = b"JSTRMNIL"  # content of the first witness: the log begins with record 1
 Listing = Mapping[str, str]  # names in the directory of a log, and their tags
-Fetched = Mapping[Path, tuple[bytes, str] | BaseException]  # what objects hold with its tag, or why it cannot be read
-NONE_FETCHED: Fetched = MappingProxyType({})
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(?:-([0-9a-f]{32}))?\.(rec|snap|base)")
 
 
@@ -86,23 +95,26 @@ class ObjectLog:
 
     # --- reading
 
-    def read(self, for_state: bool = False, listing: Listing | None = None) -> LogContents:
+    def read(
+        self, for_state: bool = False, listing: Listing | None = None, before: Fetched = NONE_FETCHED
+    ) -> LogContents:
         """Return everything that counts: the newest whole snapshot, and the records after it.
 
-        `listing`: what lay here a moment ago (`listing_of`): the log is read as it was then. Raises CorruptionError if
-        there is no log, UnsupportedVersionError, UnreachableError (an OSError).
+        `listing`: what lay here a moment ago (`listing_of`): the log is read as it was then. `before`: records that an
+        earlier reading has; those still listed with their tags are not fetched again. Raises CorruptionError if there
+        is no log, UnsupportedVersionError, UnreachableError (an OSError).
         """
         names = _Names(listing, self._identity.instance_id.hex()) if listing is not None else None
         if names is not None and not names.snapshots:
             names = None  # it may have been made anew meanwhile
         for attempt in range(READ_ATTEMPTS):
-            contents = self._read(names or self._names(), is_last=attempt == READ_ATTEMPTS - 1)
+            contents = self._read(names or self._names(), before, is_last=attempt == READ_ATTEMPTS - 1)
             names = None
             if contents is not None:
                 return contents
         raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
 
-    def _read(self, names: "_Names", is_last: bool) -> LogContents | None:
+    def _read(self, names: "_Names", before: Fetched, is_last: bool) -> LogContents | None:
         """Return the same, None if what is being read was removed meanwhile."""
         if not names.snapshots:
             hint = ", and there is that of a volume on disks: copying its files does not move a store"
@@ -113,7 +125,9 @@ class ObjectLog:
         newest = names.snapshots[0]
         kinds = {self.directory / newest: SNAPSHOT}
         kinds |= {self._record_path(number): LOG_SEGMENT for number in names.records if number > _number(newest)}
-        fetched, _ = self._fetch(kinds)
+        kept = {path: before[path] for path in kinds if path in before and names.agree_with({path: before[path]})}
+        fetched, _ = self._fetch({path: kind for path, kind in kinds.items() if path not in kept})
+        fetched = {**fetched, **kept}
         try:
             for name in names.snapshots:
                 if self._begin(name, contents, fetched):
@@ -126,9 +140,9 @@ class ObjectLog:
             if numbers != list(range(first, first + len(numbers))) and not is_last:
                 return None  # or they were listed while they came
             fold = _Fold(contents)
-            there = set(numbers)
+            listed = set(numbers)
             for number in range(first, numbers[-1] + 1) if numbers else ():
-                if number in there:
+                if number in listed:
                     self._take(number, fold, fetched)
                 else:
                     fold.hurt(f"{self._record_path(number)} is missing")
@@ -137,6 +151,12 @@ class ObjectLog:
         position = Position(numbers[-1] if numbers else first - 1, fold.size, witness)
         contents.newest = self._record_path(position.segment)
         fold.end(position)
+        if not contents.damage:  # or it may have come about on the way
+            contents.records = {
+                path: answer
+                for path, answer in fetched.items()
+                if kinds[path] is LOG_SEGMENT and not isinstance(answer, BaseException)
+            }
         return contents if names.agree_with(fetched) or self._is_there(witness) else None
 
     def _fetch(
@@ -154,10 +174,10 @@ class ObjectLog:
 
     def _fetched(self, path: Path, kind: FileKind, fetched: Fetched) -> bytes:
         """Return what an object holds, as it was fetched, or else is now."""
-        there = fetched.get(path)
-        if isinstance(there, BaseException):
-            raise there
-        return (there if there is not None else self._content(path, kind))[0]
+        answer = fetched.get(path)
+        if isinstance(answer, BaseException):
+            raise answer
+        return (answer if answer is not None else self._content(path, kind))[0]
 
     def _take(self, number: int, fold: "_Fold", fetched: Fetched) -> None:
         """Add a record to what was read; one that is damaged or missing breaks the chain."""
@@ -238,7 +258,7 @@ class ObjectLog:
         """Return what the newest record says: what was committed before it, and where the log ends.
 
         `before`: what was said the last time. A record never changes, so one that is still the newest is not read.
-        `position`: up to where the log is known; what stands behind it comes along, if it can be told so easily.
+        `position`: up to where the log is known; what stands behind it comes along, if it is known so easily.
         """
         for _ in range(READ_ATTEMPTS):
             names = self._names()
@@ -389,8 +409,8 @@ class ObjectLog:
                 self._begin(name, contents)
             except FileNotFoundError:
                 continue
-        told = [(where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage)]
-        return [(where, reason) for where, reason in told if where not in passed_over]
+        damage = [(where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage)]
+        return [(where, reason) for where, reason in damage if where not in passed_over]
 
     def compact(self) -> None:
         """Remove snapshots but those of the two newest numbers, and then the records before the older of these.
@@ -447,7 +467,7 @@ class ObjectLog:
     def _check_own(self, record: LogRecord, error: OSError) -> None:
         """Return if the record that is there is this one, which was put more than once on the way."""
         try:
-            there, _ = self._record(record.number)
+            stored, _ = self._record(record.number)
         except FileNotFoundError:
             # Refused without a reason that can be seen: two were being created at once, or it is removed already.
             path = str(self._record_path(record.number))
@@ -455,8 +475,8 @@ class ObjectLog:
         except UnsupportedVersionError:
             raise
         except StorageError:
-            there = None
-        if there is None or there.put_id != record.put_id:
+            stored = None
+        if stored is None or stored.put_id != record.put_id:
             raise SupersededError(f"{self._record_path(record.number)} was written by another process") from error
 
     def _check(self, witness: str) -> None:
@@ -567,8 +587,8 @@ class _Names:
     def agree_with(self, fetched: Fetched) -> bool:
         """Return whether all that was fetched is what was listed, as its tags tell."""
         return all(
-            not isinstance(there, BaseException) and there[1] != "" and there[1] == self._listing.get(path.name)
-            for path, there in fetched.items()
+            not isinstance(answer, BaseException) and answer[1] != "" and answer[1] == self._listing.get(path.name)
+            for path, answer in fetched.items()
         )
 
 

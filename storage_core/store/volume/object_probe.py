@@ -18,6 +18,7 @@ from storage_core.files import Files
 from storage_core.os_errors import UnreachableError
 from storage_core.store.environment import Environment
 
+NAME_PREFIX = "probe-"  # of all objects that a look makes
 RACER_COUNT = 16
 # A server that looks first and stores then lets two win in a quarter of the rounds (S3Proxy 2.9.0), or in more of them.
 # One that makes the racers wait for each other is slow at this, and tried less often.
@@ -28,7 +29,7 @@ CONTENT_SIZE = 64 << 10  # bytes of each racer's object: what takes a while to s
 
 def check(path: Path, env: Environment) -> None:
     """Raise UnsuitableFileSystemError naming what a store below this prefix could not rely on. Leaves nothing there."""
-    probe = path / f"probe-{env.new_id().hex()}"
+    probe = path / f"{NAME_PREFIX}{env.new_id().hex()}"
     ends, tags = env.monotonic() + PATIENCE_S, list[str]()
     for number in range(ROUND_COUNT_MAX):
         if len(tags) >= ROUND_COUNT_MIN and env.monotonic() >= ends:
@@ -51,7 +52,7 @@ def check_each(paths: Sequence[Path], env: Environment) -> None:
 
 def check_distinct(paths: Sequence[Path], env: Environment) -> None:
     """Raise ValueError if two of the prefixes are one, by two names: volumes would be lost together."""
-    marks = {path: path / f"probe-{env.new_id().hex()}" for path in paths}
+    marks = {path: path / f"{NAME_PREFIX}{env.new_id().hex()}" for path in paths}
     made: list[Path] = []
     try:
         for mark in marks.values():
@@ -61,9 +62,9 @@ def check_distinct(paths: Sequence[Path], env: Environment) -> None:
                 file.sync()
         for path in paths:
             names = env.files.list_directory(path)
-            for other, mark in marks.items():
-                if other != path and mark.name in names:
-                    raise ValueError(f"volumes: {path} and {other} are two names of one place")
+            for marked, mark in marks.items():
+                if marked != path and mark.name in names:
+                    raise ValueError(f"volumes: {path} and {marked} are two names of one place")
     finally:
         for mark in made:
             env.files.unlink(mark)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from storage_core.errors import NoQuorumError
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import too_few
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.state import VolumeState
@@ -27,7 +28,7 @@ def holders_mask(stream: StreamState, volume_ids: Iterable[bytes]) -> int:
 
 def holders(stream: StreamState, mask: int) -> tuple[bytes, ...]:
     """Return the volumes of which the manifest says that they took a block."""
-    return tuple(one for position, one in enumerate(stream.placement) if mask >> position & 1)
+    return tuple(volume_id for position, volume_id in enumerate(stream.placement) if mask >> position & 1)
 
 
 def is_recorded(state: StoreState, volume: Volume) -> bool:
@@ -44,24 +45,26 @@ def is_recorded(state: StoreState, volume: Volume) -> bool:
 def write_volumes(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> tuple[VolumeHandle, ...]:
     """Return where new blocks of the stream go, in the order of its placement.
 
-    Raises NoQuorumError, which names each volume that is of no use, if they are fewer than a majority of the placement.
+    Raises NoQuorumError, which names each volume that is of no use, if they are fewer than a majority of the placement;
+    ProcessError if this process lacks the rights.
     """
-    found = {one.volume_id: one for one in volumes}
+    at_hand = {volume.volume_id: volume for volume in volumes}
     made, missing = [], []
     for volume_id in stream.placement:
-        volume = found.get(volume_id)
+        volume = at_hand.get(volume_id)
         if volume is not None and volume.identity is not None and is_recorded(state, volume):
             made.append(VolumeHandle(volume_id, volume.identity.instance_id, str(volume.path)))
         else:
             missing.append(_why_not(state, volume_id, volume))
     if len(made) < quorum(stream):
-        raise NoQuorumError(
+        error = NoQuorumError(
             f"stream {stream.name!r}: {len(made)} of its {len(stream.placement)} volumes can be written, "
             f"{quorum(stream)} are needed: {'; '.join(missing)}",
             stream=stream.name,
             available=len(made),
             needed=quorum(stream),
         )
+        raise too_few(error, [at_hand[volume_id].refusal for volume_id in stream.placement if volume_id in at_hand])
     return tuple(made)
 
 
@@ -101,7 +104,8 @@ def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> 
     """Return the volumes for a new stream: those that are of use now, and of them the ones that keep the fewest bytes.
 
     A volume that is down is taken where there is no other: it gets its blocks when it is repaired. Raises ValueError
-    if the store has fewer volumes, NoQuorumError if fewer than a majority of those chosen are of use.
+    if the store has fewer volumes, NoQuorumError if fewer than a majority of those chosen are of use, ProcessError if
+    that is for want of rights.
     """
     voters = [voter.volume_id for voter in state.voters if not voter.learner]
     if replica_count > len(voters):
@@ -109,10 +113,13 @@ def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> 
     usable = {volume.volume_id for volume in volumes if is_recorded(state, volume)}
     kept = state.streams.kept_sizes()
     # Stable: in the order of the voters.
-    best = sorted(voters, key=lambda one: (one not in usable, kept.get(one, 0)))[:replica_count]
+    best = sorted(voters, key=lambda volume_id: (volume_id not in usable, kept.get(volume_id, 0)))[:replica_count]
     if len(usable.intersection(best)) < majority(replica_count):
-        raise NoQuorumError(
+        error = NoQuorumError(
             f"num_replicas: of {replica_count} replicas {majority(replica_count)} must be on volumes that can be "
-            f"written now; the store has {len(usable)} of those; repair the others first"
+            f"written now; the store has {len(usable)} of those; repair the others first",
+            available=len(usable.intersection(best)),
+            needed=majority(replica_count),
         )
+        raise too_few(error, [volume.refusal for volume in volumes if volume.volume_id in voters])
     return tuple(voter for voter in voters if voter in best)

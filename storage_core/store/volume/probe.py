@@ -56,17 +56,17 @@ class _Steps:
         self._directory, self._kind = directory, kind
 
     @contextmanager
-    def __call__(self, what: str) -> Iterator[None]:
+    def __call__(self, step: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if error.errno in FULL:
                 raise
             raise_if_of_process(error)
-            raise self.refusal(what, str(error.strerror or error)) from error
+            raise self.refusal(step, str(error.strerror or error)) from error
 
-    def refusal(self, what: str, outcome: str) -> UnsuitableFileSystemError:
-        return UnsuitableFileSystemError(str(self._directory), self._kind, what, outcome)
+    def refusal(self, step: str, outcome: str) -> UnsuitableFileSystemError:
+        return UnsuitableFileSystemError(str(self._directory), self._kind, step, outcome)
 
 
 def _try_files(directory: Path, files: Files, step: "_Steps") -> None:
@@ -112,20 +112,20 @@ def _try_files(directory: Path, files: Files, step: "_Steps") -> None:
 
 
 def _try_lock(path: Path, files: Files, locks_elsewhere: Callable[[Path], bool], step: "_Steps") -> None:
-    what = "locking a file (flock)"
-    with step(what):
+    action = "locking a file (flock)"
+    with step(action):
         lock = files.lock(path)
     try:
-        with step(what):
+        with step(action):
             if not lock.try_acquire():
-                raise step.refusal(what, "nobody has it, and it cannot be locked")
+                raise step.refusal(action, "nobody has it, and it cannot be locked")
             if locks_elsewhere(path):
-                raise step.refusal(what, "two processes had the lock at once")
+                raise step.refusal(action, "two processes had the lock at once")
     finally:
         lock.close()
-    with step(what):
+    with step(action):
         if not locks_elsewhere(path):
-            raise step.refusal(what, "the lock was let go of, and another process did not get it")
+            raise step.refusal(action, "the lock was let go of, and another process did not get it")
 
 
 def _content(path: Path, files: Files) -> bytes:

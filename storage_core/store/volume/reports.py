@@ -1,4 +1,4 @@
-"""Damage reports: word of a bad copy, left by whoever met it while reading, for the next holder's maintenance.
+"""Damage reports: word of a bad copy, left by whoever met it while reading, for the maintenance of the next session.
 
     VOLUME/reports/<16 hex>.report      docs/formats/report.md
 
@@ -14,9 +14,8 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from struct import Struct
 
-from crc32c import crc32c
-
 from storage_core.bounded import pack, unpack
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError
 from storage_core.file_kinds import REPORT
 from storage_core.files import Files
@@ -77,7 +76,7 @@ def decode_report(encoded: bytes, file: str) -> Report:
     if (
         not isinstance(fields, list)
         or tuple(map(type, fields)) != kinds
-        or [len(one) for one in fields[:3]] != [16] * 3
+        or [len(identifier) for identifier in fields[:3]] != [16] * 3
     ):
         raise CorruptionError(f"{file}: the payload is no report")
     return Report(*fields)
@@ -131,16 +130,16 @@ class Reports:
 
     def read(self) -> list[tuple[ReportFile, Report]]:
         """Return the whole reports, by name."""
-        return [(ReportFile(path, self._files), report) for path, report in self._found() if report is not None]
+        return [(ReportFile(path, self._files), report) for path, report in self._listed() if report is not None]
 
     def unreadable(self) -> list[ReportFile]:
         """Return the files that should be reports and are none: cut off, damaged, of another version.
 
         They may be removed.
         """
-        return [ReportFile(path, self._files) for path, report in self._found() if report is None]
+        return [ReportFile(path, self._files) for path, report in self._listed() if report is None]
 
-    def _found(self) -> list[tuple[Path, Report | None]]:
+    def _listed(self) -> list[tuple[Path, Report | None]]:
         try:
             names = self._files.list_directory(self._directory)
         except FileNotFoundError:
@@ -168,11 +167,11 @@ def reports_at(files: Files, uri: str) -> Reports:
 
 def leave(others: Iterable[Reports], report: Report) -> Path | None:
     """Leave the report on the first of these volumes that takes it; return where, None if none does. Never raises."""
-    for there in others:
+    for other_reports in others:
         try:
-            path = there.put(report)
+            path = other_reports.put(report)
         except OSError as error:
-            logger.info("%s: a damage report could not be left: %s", there.volume, error)
+            logger.info("%s: a damage report could not be left: %s", other_reports.volume, error)
             continue
         if path is not None:
             return path

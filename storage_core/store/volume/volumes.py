@@ -13,13 +13,14 @@ from pathlib import Path
 from storage_core.errors import (
     CorruptionError,
     NotAStoreError,
+    ProcessError,
     StorageError,
     UnsupportedVersionError,
     VolumeAwayError,
 )
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
-from storage_core.os_errors import is_of_process, raise_if_limit
+from storage_core.os_errors import is_of_process, of_process, raise_if_limit
 from storage_core.paths import is_in_object_store, place, real_place
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BlockStore
@@ -27,7 +28,7 @@ from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_i
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.object_log import ObjectLog
-from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.placement_journal import PlacementJournal
 from storage_core.store.volume.reports import Reports
 from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.state import VolumeState
@@ -46,6 +47,9 @@ class Volume:
     state: VolumeState = VolumeState.CURRENT  # as far as its identity tells; without one MISSING, DAMAGED or FOREIGN
     reason: str = ""  # why there is no identity, for people
     is_blank: bool = field(default=False, kw_only=True)  # MISSING, but there is a directory in its place
+    refusal: ProcessError | None = field(
+        default=None, kw_only=True, repr=False, compare=False
+    )  # MISSING for want of it
     store_id: bytes = field(default=bytes(16), kw_only=True, repr=False)  # whose volume it should be
     files: Files = field(kw_only=True, repr=False, compare=False)  # by which it is reached
 
@@ -113,9 +117,10 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     except (StorageError, OSError) as error:
         raise_if_limit(error, path)
         # For want of rights it is as good as away, not damaged.
-        is_away = is_of_process(error) or isinstance(error, VolumeAwayError)
+        refusal = of_process(error, path) if is_of_process(error) else None
+        is_away = refusal is not None or isinstance(error, VolumeAwayError)
         state = VolumeState.MISSING if is_away else VolumeState.DAMAGED
-        return Volume(volume_id, path, None, state, str(error), store_id=store_id, files=files)
+        return Volume(volume_id, path, None, state, str(error), refusal=refusal, store_id=store_id, files=files)
     if identity.store_id != store_id:
         reason = f"{path} belongs to store {identity.store_id.hex()}, not {store_id.hex()}"
         return Volume(volume_id, path, None, VolumeState.FOREIGN, reason, store_id=store_id, files=files)
@@ -125,15 +130,21 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     return Volume(volume_id, path, identity, store_id=store_id, files=files)
 
 
-def given(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | BaseException] = ()) -> list[Volume]:
-    """Return the volumes at the paths that a user named; those that cannot be told are left out.
+def away(files: Files, path: Path, volume_id: bytes, store_id: bytes, why: OSError) -> Volume:
+    """Return a volume that gives no answer."""
+    reason = f"{path} gives no answer: {why}"
+    return Volume(volume_id, path, None, VolumeState.MISSING, reason, store_id=store_id, files=files)
+
+
+def named(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | BaseException] = ()) -> list[Volume]:
+    """Return the volumes at the paths that a user named; those that cannot be known are left out.
 
     `looks`: what was found at each of them just now, if somebody looked. Of volumes of several stores those count to
     whose store most of the paths belong: another one is a wrong disk. One that is at two paths is left out with both:
     where the others expect it tells which is the copy (`complete`). Raises ValueError (only one volume, at two paths),
     NotAStoreError (most belong to no one store; or none of the paths is a volume), or what is wrong with the only one.
     """
-    found: list[Volume] = []
+    volumes: list[Volume] = []
     first_error: StorageError | None = None
     for number, path in enumerate(paths):
         try:
@@ -146,11 +157,11 @@ def given(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | 
             raise_if_limit(error, path)
             first_error = first_error or error
             continue
-        found.append(Volume(look.volume_id, path, look, files=files))
-    if not found:
+        volumes.append(Volume(look.volume_id, path, look, files=files))
+    if not volumes:
         assert first_error is not None
         raise first_error
-    ours = _of_one_store(found, len(paths))
+    ours = _of_one_store(volumes, len(paths))
     counts = Counter(volume.volume_id for volume in ours)
     single = [volume for volume in ours if counts[volume.volume_id] == 1]
     if not single:
@@ -161,24 +172,26 @@ def given(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | 
 
 
 def _at_two_paths(volume_id: bytes, places: Sequence[Path]) -> ValueError:
-    told = f"{places[0]} and {places[1]}; one is a copy: take it away, or name only the other"
-    return ValueError(f"volume {volume_id.hex()} is at two paths: {told}")
+    places_text = f"{places[0]} and {places[1]}; one is a copy: take it away, or name only the other"
+    return ValueError(f"volume {volume_id.hex()} is at two paths: {places_text}")
 
 
-def _of_one_store(found: Sequence[Volume], path_count: int) -> list[Volume]:
+def _of_one_store(volumes: Sequence[Volume], path_count: int) -> list[Volume]:
     """Return the volumes of the store that most of the paths belong to. Raises NotAStoreError, naming all."""
     by_store: dict[bytes, list[Volume]] = {}
-    for volume in found:
+    for volume in volumes:
         assert volume.identity is not None
         by_store.setdefault(volume.identity.store_id, []).append(volume)
     most = max(by_store.values(), key=len)
     if len(by_store) == 1 or len(most) >= majority(path_count):
         return most
-    told = "; ".join(
-        f"{', '.join(str(one.path) for one in volumes)} to store {store_id.hex()}"
+    stores_text = "; ".join(
+        f"{', '.join(str(volume.path) for volume in volumes)} to store {store_id.hex()}"
         for store_id, volumes in by_store.items()
     )
-    raise NotAStoreError(f"the paths belong to several stores, and most of them to none: {told}; name those of one")
+    raise NotAStoreError(
+        f"the paths belong to several stores, and most of them to none: {stores_text}; name those of one"
+    )
 
 
 def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], paths: Sequence[Path]) -> list[Volume]:
@@ -187,11 +200,11 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
     `paths`: those that the user gave. One of them that holds no volume stands for a volume that has no other place.
     Raises ValueError if one volume is found at two paths, NotAStoreError if none of `known` is a volume any more.
     """
-    at = {one.volume_id: one for one in known}
+    at = {volume.volume_id: volume for volume in known}
     recorded = {voter.volume_id: voter.path for voter in voters}
-    store_id = next(one.identity.store_id for one in known if one.identity is not None)
+    store_id = next(volume.identity.store_id for volume in known if volume.identity is not None)
     if not recorded.keys() & at.keys():
-        removed = ", ".join(str(one.path) for one in known)
+        removed = ", ".join(str(volume.path) for volume in known)
         raise NotAStoreError(f"{removed} was removed from store {store_id.hex()}; name a volume that is part of it")
     search = list(known)
     for volume in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
@@ -199,17 +212,17 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
             before = at.get(volume_id)
             if volume.is_remote and before is not None and before.path == path:
                 continue  # addresses stand to nothing: all volumes tell the same
-            there = look(files, path, volume_id, store_id)
-            if there.identity is None:
+            neighbour = look(files, path, volume_id, store_id)
+            if neighbour.identity is None:
                 continue
             if before is None:
-                at[volume_id] = there
-                search.append(there)
+                at[volume_id] = neighbour
+                search.append(neighbour)
             elif not _same_place(before.path, path):
                 raise _at_two_paths(volume_id, [before.path, path])
-    expected = {volume_id: path for one in reversed(known) for volume_id, path in _neighbours(one, recorded)}
+    expected = {volume_id: path for volume in reversed(known) for volume_id, path in _neighbours(volume, recorded)}
     lost = [voter.volume_id for voter in voters if voter.volume_id not in at]
-    spare = [path for path in paths if not any(_same_place(path, one.path) for one in at.values())]
+    spare = [path for path in paths if not any(_same_place(path, volume.path) for volume in at.values())]
     for volume_id in lost:
         here = next((path for path in spare if volume_id in expected and _same_place(path, expected[volume_id])), None)
         if here is not None:
@@ -220,7 +233,7 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
         places += [path for path in spare if look(files, path, volume_id, store_id).identity is not None]
         if len(places) > 1:
             raise _at_two_paths(volume_id, places)
-    taken = [one.path for one in at.values()]
+    taken = [volume.path for volume in at.values()]
     for volume_id in lost:
         if volume_id not in at:
             # A given path that holds no volume stands for one that has no place of its own.
@@ -256,11 +269,11 @@ def _neighbours(volume: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes,
     if volume.is_remote:
         return [(volume_id, place(path) if path != "." else volume.path) for volume_id, path in recorded.items()]
     origin = os.path.normpath(f"{_DEEP}/{recorded[volume.volume_id]}")
-    found = []
+    neighbours = []
     for volume_id, path in recorded.items():
         step = os.path.relpath(os.path.normpath(f"{_DEEP}/{path}"), origin)
-        found.append((volume_id, Path(os.path.normpath(volume.path / step))))
-    return found
+        neighbours.append((volume_id, Path(os.path.normpath(volume.path / step))))
+    return neighbours
 
 
 def _same_place(path: Path, other: Path) -> bool:

@@ -1,9 +1,8 @@
 """The commit of an append: staged blocks become part of their streams, in one entry of the metadata log.
 
-begin      a transaction id and, for each stream, where its blocks go; nothing is written
-(tasks)    blocks are written and fsynced through a Stager, each on a majority of its stream's placement
-commit     asks whether this (writer, batch) is there already, checks the copies of the blocks, names the blocks
-abort      asks whether the transaction is committed; if not, fences it, then sweeps its blocks
+A transaction (transactions.py) says where blocks go; tasks write and fsync them through a Stager, each on a majority of
+its stream's placement. The commit asks whether this (writer, batch) is there already, checks the copies of the blocks,
+and names them.
 """
 
 import logging
@@ -65,12 +64,12 @@ def make_directories(session: Session, incarnation: bytes, chosen: Sequence[byte
 
     Raises OSError if that was possible on less than a majority; the others get theirs when they are repaired.
     """
-    volumes = [one for one in session.writable if one.volume_id in chosen]
+    volumes = [volume for volume in session.writable if volume.volume_id in chosen]
 
     def make(volume: Volume) -> None:
         volume.blocks.prepare([incarnation])
 
-    outcomes = env.parallel([partial(make, one) for one in volumes])
+    outcomes = env.parallel([partial(make, volume) for volume in volumes])
     failures = []
     for volume, outcome in zip(volumes, outcomes, strict=True):
         if isinstance(outcome, OSError):
@@ -100,7 +99,7 @@ def commit(
             check_target(session, target)
     check_staged(transaction, staged)
     by_stream: dict[str, list[StagedBlock]] = {name: [] for name in transaction.targets}
-    for block in sorted(staged, key=lambda one: (one.partition, one.position)):
+    for block in sorted(staged, key=lambda block: (block.partition, block.position)):
         by_stream[block.stream].append(block)
     chosen = {
         name: blocks
@@ -155,7 +154,10 @@ def commit(
         forget_staged(session, transaction, env)
     else:
         tell_missed(session, failures)
-    appended = {name: Appended(one.first, one.end, one.duplicate_count) for name, one in result.appended.items()}
+    appended = {
+        name: Appended(numbered.first, numbered.end, numbered.duplicate_count)
+        for name, numbered in result.appended.items()
+    }
     return CommitResult(appended, result.already)
 
 
@@ -202,9 +204,9 @@ def _tell_again(session: Session, writer: WriterBatch, content: bytes, result: m
     stored = [
         session.state.streams[name.casefold()].writers[writer.writer].find(writer.batch) for name in result.appended
     ]
-    is_same = all(one is None or one.content in (b"", content) for one in stored)
-    what = "nothing was stored this time" if is_same else "with other content; what was stored first counts"
-    reason = f"batch {writer.batch!r} of writer {writer.writer!r} came again: {what}"
+    is_same = all(batch is None or batch.content in (b"", content) for batch in stored)
+    outcome = "nothing was stored this time" if is_same else "with other content; what was stored first counts"
+    reason = f"batch {writer.batch!r} of writer {writer.writer!r} came again: {outcome}"
     stream = next(iter(result.appended)) if len(result.appended) == 1 else ""
     if any(
         (event.kind, event.stream, event.reason) == ("batch_again", stream, reason) for event in session.state.events

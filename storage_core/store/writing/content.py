@@ -67,8 +67,8 @@ def message_hashes(messages: Messages, stream: str) -> np.ndarray:
     if headers.null_count < len(headers):
         hashes += _header_hashes(headers) * _KEYS[2]
     if messages.given_ns is not None:
-        given = buffers.numbers(messages.given_ns.fill_null(buffers.constant(0, pa.int64()))).view(np.uint64)
-        hashes += _mixed(given * _KEYS[3] + ~buffers.nulls(messages.given_ns))
+        times_ns = buffers.numbers(messages.given_ns.fill_null(buffers.constant(0, pa.int64()))).view(np.uint64)
+        hashes += _mixed(times_ns * _KEYS[3] + ~buffers.nulls(messages.given_ns))
     if messages.msg_ids is not None:
         hashes += messages.msg_ids[:, 0] * _KEYS[4]
     return _mixed(hashes)

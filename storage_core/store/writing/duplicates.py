@@ -44,7 +44,7 @@ def msg_ids(reader: BlockReader) -> np.ndarray:
 
     Raises CorruptFrameError, OSError.
     """
-    parts = [np.column_stack((one.hashes, one.sequences.astype(np.uint64))) for one in reader.message_ids()]
+    parts = [np.column_stack((ids.hashes, ids.sequences.astype(np.uint64))) for ids in reader.message_ids()]
     return np.concatenate([np.empty((0, 3), np.uint64), *parts])
 
 
@@ -61,11 +61,13 @@ class MsgIdWindow:
         """Return, for each of (n, 2) uint64 hashes, whether a msg_id that counts now has it.
 
         Raises DataLossError or UnavailableError if no copy of a live block of the window can be read, ProcessError:
-        then duplicates cannot be told.
+        then duplicates cannot be known.
         """
         if state.streams.names is not self._names:
             self._names = state.streams.names
-            self._streams = {one: window for one, window in self._streams.items() if one in self._names}
+            self._streams = {
+                incarnation: window for incarnation, window in self._streams.items() if incarnation in self._names
+            }
         window = self._streams.setdefault(stream.incarnation, _StreamWindow())
         clock_ns = env.now_ns()
         window.catch_up(state, stream, volumes, clock_ns, env)
@@ -105,11 +107,11 @@ class _StreamWindow:
         deletes = _recent(state, state.pending_deletes.rows if deletes is None else deletes, stream, clock_ns)
         for incarnation, block_id in zip(deletes["incarnation"].tolist(), deletes["block_id"].tolist(), strict=True):
             if block_id not in self._known:
-                found = _ask_grave(state, stream, incarnation, block_id, volumes, env)
-                if found is None:  # it is asked again
+                begun_and_hashes = _ask_grave(state, stream, incarnation, block_id, volumes, env)
+                if begun_and_hashes is None:  # it is asked again
                     is_complete = False
                     continue
-                self._add(block_id, *found)
+                self._add(block_id, *begun_and_hashes)
         self._manifest, self._asked = stream.blocks, asked
         if is_complete:
             self._pending_deletes = state.pending_deletes
@@ -147,7 +149,9 @@ class _StreamWindow:
         live = _among(rows[state.within(rows["committed_ns"], window_ns, clock_ns)]["block_id"], by_id)
         removed = _among(_recent(state, state.pending_deletes.rows, stream, clock_ns)["block_id"], by_id)
         begun_ns = clock_ns - window_ns  # appends begin by the clock
-        return {by_id[one] for one in live} | {by_id[one] for one in removed if self._blocks[by_id[one]][1] >= begun_ns}
+        return {by_id[block_id] for block_id in live} | {
+            by_id[block_id] for block_id in removed if self._blocks[by_id[block_id]][1] >= begun_ns
+        }
 
 
 class SortedRuns:
@@ -216,7 +220,7 @@ def _among(block_ids: np.ndarray, wanted: Mapping[bytes, int]) -> set[bytes]:
     """Return those of the ids in a column that are wanted."""
     keys = block_ids.copy().view("<u8")[::2]  # numpy compares whole ids one by one
     listed = np.frombuffer(b"".join(wanted), "<u8")[::2]
-    return {bytes(one) for one in block_ids[np.isin(keys, listed)]} & wanted.keys()
+    return {bytes(block_id) for block_id in block_ids[np.isin(keys, listed)]} & wanted.keys()
 
 
 def _ask_grave(

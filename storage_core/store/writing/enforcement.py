@@ -103,10 +103,10 @@ def _append_markers(session: Session, incarnation: bytes, taken: pa.Table, limit
         staged = stager.finish()
         failures = [failure for block in staged for failure in block.failures]
         retire(session, failures)
-        gone = SequenceSet.from_sequences(buffers.numbers(taken["sequence"].combine_chunks()))
+        superseded = SequenceSet.from_sequences(buffers.numbers(taken["sequence"].combine_chunks()))
         blocks, _ = added_blocks(session, target, staged, False, None, None, env, True)
-        size = limits.size_of(session.state, stream, gone, session.volumes)
-        blocks = msgspec.structs.replace(blocks, superseded=gone.encode(), superseded_size=size)
+        size = limits.size_of(session.state, stream, superseded, session.volumes)
+        blocks = msgspec.structs.replace(blocks, superseded=superseded.encode(), superseded_size=size)
         command = Append(transaction.id, (blocks,))
         result = session.check(command)
         assert isinstance(result, machine.AppendDone)

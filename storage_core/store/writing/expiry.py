@@ -37,20 +37,21 @@ def command(
     due = expiries[expiries["due_ns"] <= now_ns][:BLOCKS_AT_ONCE_MAX]
     if not len(due):
         return None
-    gone, moved = [SequenceSet.empty()], np.zeros(len(due), EXPIRY_DTYPE)
+    expired, moved = [SequenceSet.empty()], np.zeros(len(due), EXPIRY_DTYPE)
     moved["first"] = due["first"]
     rows = stream.blocks.rows
     at = np.searchsorted(rows["first"], due["first"], side="right") - 1
     for place in np.unique(at).tolist():
         first = int(rows["first"][place])
         over, next_ns = _over(state, stream, first, first + int(rows["span"][place]), now_ns, volumes, env)
-        gone.append(over)
+        expired.append(over)
         moved["due_ns"][np.flatnonzero(at == place)[0]] = next_ns  # merged blocks: once for all of them
-    all_gone = SequenceSet.from_columns(
-        np.concatenate([one.starts for one in gone]), np.concatenate([one.ends for one in gone])
+    all_expired = SequenceSet.from_columns(
+        np.concatenate([sequences.starts for sequences in expired]),
+        np.concatenate([sequences.ends for sequences in expired]),
     )
-    size = limits.size_of(state, stream, all_gone, volumes) if all_gone else 0
-    return Remove(stream.incarnation, all_gone.encode(), size, reason="limits", expiries=moved.tobytes())
+    size = limits.size_of(state, stream, all_expired, volumes) if all_expired else 0
+    return Remove(stream.incarnation, all_expired.encode(), size, reason="limits", expiries=moved.tobytes())
 
 
 def _over(

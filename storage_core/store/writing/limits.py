@@ -188,31 +188,31 @@ class Limits:
             self._kept_size -= self._kept.pop(next(iter(self._kept))).nbytes
         return column
 
-    def size_of(self, state: StoreState, stream: StreamState, gone: SequenceSet, volumes: Sequence[Volume]) -> int:
+    def size_of(self, state: StoreState, stream: StreamState, removed: SequenceSet, volumes: Sequence[Volume]) -> int:
         """Return the message bytes of these messages, which are shown. Blocks that go as a whole are not read.
 
         Raises as `command`.
         """
-        if len(gone) == stream.message_count:
+        if len(removed) == stream.message_count:
             return stream.data_size
-        near = stream.blocks_in(int(gone.starts[0]), int(gone.ends[-1]))
+        near = stream.blocks_in(int(removed.starts[0]), int(removed.ends[-1]))
         rows = stream.blocks.rows[near]
         firsts, ends = rows["first"], rows["first"] + rows["span"]
         touched = np.flatnonzero(
-            np.searchsorted(gone.ends, firsts, side="right") < np.searchsorted(gone.starts, ends, side="left")
+            np.searchsorted(removed.ends, firsts, side="right") < np.searchsorted(removed.starts, ends, side="left")
         )
-        gone_counts = (ends - firsts)[touched] - shown_counts(firsts[touched], ends[touched], gone)
+        gone_counts = (ends - firsts)[touched] - shown_counts(firsts[touched], ends[touched], removed)
         is_whole = gone_counts == rows["row_count"][touched]
         total = int(rows["data_size"][touched[is_whole]].sum())
         partial = touched[~is_whole]
         if len(partial) > _BLOCKS_KEPT_OF_ONE:
             slices = whole_blocks(state, stream, rows[partial], volumes)
-            return total + sum(int(sizes.sum()) for _, sizes in measured(slices, gone, self._env))
+            return total + sum(int(sizes.sum()) for _, sizes in measured(slices, removed, self._env))
         for at in partial.tolist():
             column = self.column(message_sizes_of, state, stream, rows[at : at + 1], volumes)
             rows_of, part = (
                 SequenceRuns(column.sequences.starts, column.sequences.ends),
-                gone.clip(firsts[at], ends[at]),
+                removed.clip(firsts[at], ends[at]),
             )
             if part.run_count > _RUNS_ONE_BY_ONE:
                 mask = part.mask(rows_of.sequences(0, rows_of.row_count))

@@ -56,8 +56,8 @@ def due(
     if not len(last):
         return _table(last)
     names = last["subject"].combine_chunks()
-    given = names.to_pylist() if len(names) <= FILTERS_MAX else None
-    shown = subjects.counts(state, stream, volumes, msg_id_hashes(names), given)
+    filters = names.to_pylist() if len(names) <= FILTERS_MAX else None
+    shown = subjects.counts(state, stream, volumes, msg_id_hashes(names), filters)
     return _table(last.filter(buffers.of_bits(_numbers(last, "count") == shown)))
 
 
@@ -87,15 +87,15 @@ def _last_of_subjects(
     touched = [block for block in slices if sequences.count_in(block.first, block.end)]
     waiting: list[pa.Table] = []
     for batch in read_slices(touched, ReadOptions(("sequence", "subject", "headers")), env=limits.env):
-        found = buffers.numbers(batch.column("sequence"))
-        places = 2 * found + _are_markers(batch.column("headers"))
+        numbers = buffers.numbers(batch.column("sequence"))
+        places = 2 * numbers + _are_markers(batch.column("headers"))
         columns = [
             batch.column("subject"),
-            buffers.of_numbers(np.ones(len(found), np.int64)),
+            buffers.of_numbers(np.ones(len(numbers), np.int64)),
             buffers.of_numbers(places),
         ]
         part = pa.Table.from_arrays(columns, schema=_SCHEMA)
-        waiting.append(part.filter(buffers.of_bits(sequences.mask(found))))
+        waiting.append(part.filter(buffers.of_bits(sequences.mask(numbers))))
         if sum(map(len, waiting)) > max(_ROWS_WAITING_MIN, len(kept)):
             kept, waiting = _joined([kept, *waiting]), []
     return _joined([kept, *waiting])

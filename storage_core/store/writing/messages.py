@@ -64,7 +64,7 @@ def check_write_schema(schema: pa.Schema, with_stream: bool) -> None:
     names = schema.names
     for name in names:
         if name not in WRITE_COLUMNS:
-            raise ValueError(f"column {name!r} cannot be written; taken are {', '.join(WRITE_COLUMNS)}")
+            raise ValueError(f"column {name!r} cannot be written; valid columns are {', '.join(WRITE_COLUMNS)}")
         if names.count(name) > 1:
             raise ValueError(f"column {name!r} is there {names.count(name)} times")
     if "data" not in names:
@@ -128,8 +128,8 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
     data = _cast(columns["data"], pa.binary(), "data", acceptance)
     headers = columns.get("headers")
     headers = pa.nulls(batch.num_rows, HEADERS_TYPE) if headers is None else _headers(headers, acceptance)
-    given = _given_ns(columns, acceptance)
-    timestamp = _times(given, now_ns, batch.num_rows)
+    given_ns = _given_ns(columns, acceptance)
+    timestamp = _times(given_ns, now_ns, batch.num_rows)
     made = pa.RecordBatch.from_arrays([subject, timestamp, headers, data], schema=FRAME_SCHEMA)
     sizes = message_sizes(made)
     limit = acceptance.max_msg_size if acceptance.max_msg_size >= 0 else MESSAGE_SIZE_MAX
@@ -143,7 +143,7 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
     if acceptance.obeys_headers and instructions.may_have_any(headers):
         has_rollup = _check_rollups(headers, acceptance)
         expires_ns = _first_expiry(headers, timestamp, acceptance, now_ns)
-    return Messages(made, sizes, hashes, has_rollup, expires_ns, given)
+    return Messages(made, sizes, hashes, has_rollup, expires_ns, given_ns)
 
 
 def _check_rollups(headers: pa.Array, acceptance: Acceptance) -> bool:
@@ -188,8 +188,8 @@ def _first_expiry(headers: pa.Array, times: pa.Array, acceptance: Acceptance, no
     return int(ends.min()) if len(ends) else 0
 
 
-def _invalid(acceptance: Acceptance, row: int, what: str) -> InvalidMessageError:
-    text = f"stream {acceptance.stream!r}, row {row} of the batch: {what}"
+def _invalid(acceptance: Acceptance, row: int, reason: str) -> InvalidMessageError:
+    text = f"stream {acceptance.stream!r}, row {row} of the batch: {reason}"
     return InvalidMessageError(text, stream=acceptance.stream, row=row)
 
 
@@ -261,10 +261,10 @@ def _check_subjects(subjects: pa.Array, acceptance: Acceptance) -> None:
             acceptance, row, f"subject {shown} is not one that a message can carry: tokens joined by dots, without "
             f"blanks, control characters and wildcards, {SUBJECT_SIZE_MAX} bytes at most",
         )  # fmt: skip
-    other = distinct.filter(pc.invert(match_mask(acceptance.subjects, distinct)))
-    if len(other):
-        row = pc.index(subjects, other[0]).as_py()
-        reason = f"subject {other[0].as_py()!r} is not taken; the stream takes {acceptance.describe()}"
+    refused = distinct.filter(pc.invert(match_mask(acceptance.subjects, distinct)))
+    if len(refused):
+        row = pc.index(subjects, refused[0]).as_py()
+        reason = f"subject {refused[0].as_py()!r} is not taken; the stream takes {acceptance.describe()}"
         raise _invalid(acceptance, row, reason)
 
 
@@ -315,32 +315,32 @@ def _filled(column: pa.Array, value: int) -> np.ndarray:
     return buffers.numbers(column.fill_null(buffers.constant(value, column.type)))
 
 
-def _times(given: pa.Array | None, now_ns: int, row_count: int) -> pa.Array:
+def _times(given_ns: pa.Array | None, now_ns: int, row_count: int) -> pa.Array:
     """Return the time of each row: as it was given, else `now_ns`."""
-    if given is None:
+    if given_ns is None:
         return buffers.of_numbers(np.full(row_count, now_ns, np.int64))
-    return given.fill_null(buffers.constant(now_ns, pa.int64()))
+    return given_ns.fill_null(buffers.constant(now_ns, pa.int64()))
 
 
 def _given_ns(columns: dict[str, pa.Array], acceptance: Acceptance) -> pa.Array | None:
     """Return the times that the writer gave, null where it gave none; None if it gave none at all."""
-    given = columns.get("timestamp_ns")
-    if given is not None:
-        given = _cast(given, pa.int64(), "timestamp_ns", acceptance)
+    given_ns = columns.get("timestamp_ns")
+    if given_ns is not None:
+        given_ns = _cast(given_ns, pa.int64(), "timestamp_ns", acceptance)
     if "timestamp" in columns:
         times = _cast(columns["timestamp"], pa.timestamp("ns", "UTC"), "timestamp", acceptance).cast(pa.int64())
-        if given is not None:
-            _check_same_times(given, times, columns["timestamp"], acceptance)
-        given = times if given is None else pc.coalesce(given, times)
-    return given
+        if given_ns is not None:
+            _check_same_times(given_ns, times, columns["timestamp"], acceptance)
+        given_ns = times if given_ns is None else pc.coalesce(given_ns, times)
+    return given_ns
 
 
-def _check_same_times(given: pa.Array, times: pa.Array, timestamps: pa.Array, acceptance: Acceptance) -> None:
+def _check_same_times(given_ns: pa.Array, times: pa.Array, timestamps: pa.Array, acceptance: Acceptance) -> None:
     """Raise InvalidMessageError for a row whose two times are not the same, as far as the coarser one says."""
     units_ns = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
     unit_ns = units_ns[timestamps.type.unit] if pa.types.is_timestamp(timestamps.type) else 1
-    both = ~(buffers.nulls(given) | buffers.nulls(times))
-    exact, coarse = _filled(given, 0), _filled(times, 0)
+    both = ~(buffers.nulls(given_ns) | buffers.nulls(times))
+    exact, coarse = _filled(given_ns, 0), _filled(times, 0)
     bad = np.flatnonzero(both & (exact // unit_ns != coarse // unit_ns))
     if len(bad):
         row = int(bad[0])

@@ -1,9 +1,10 @@
 """MirroredFile: one block that is written to several volumes at once, each of which may fail on its own.
 
 The writer of a block sees a single file. Every write goes to all volumes in parallel, from the same buffer, and returns
-when the slowest is done; small pieces wait for the next large one, so that a frame costs one round. The files are made
-with the first round: a block whose rows still fit into memory has none open. A volume that fails is left out from then
-on, and what it has of the file is taken away again; when fewer than `needed` are left, the decisive error comes out.
+when the slowest is done, in object stores without one that is much slower than most; small pieces wait for the next
+large one, so that a frame costs one round. The files are made with the first round: a block whose rows still fit into
+memory has none open. A volume that fails is left out from then on, and what it has of the file is taken away again;
+when fewer than `needed` are left, the decisive error comes out.
 
 The disks begin to write while the block is still being made, so that the fsync at its end finds little left to do: of
 three replicas on one disk that is most of what they cost in time.
@@ -14,13 +15,16 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from storage_core.deadlines import DeadlineFile
+from storage_core.deadlines import DeadlineFile, VolumeCall
 from storage_core.files import PAGE_SIZE, File, OsFile
 from storage_core.os_errors import CLOSED, FULL, LIMITS, raise_if_limit
+from storage_core.raft.rules import majority
 from storage_core.store.environment import Environment
 from storage_core.store.volume.block_store import BlockStore, VolumeHandle
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 BROKEN_DISK = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ETIMEDOUT)
 GATHERED_SIZE_MAX = 64 << 10  # bytes of small writes that wait for company
@@ -94,14 +98,15 @@ class MirroredFile:
         self._start += len(gathered)
         self._gathered.clear()
         volume_ids = list(self._files)
-        calls = [self._blocks[one].on_volume(self._files[one].sync) for one in volume_ids]
-        stores = [self._blocks[one] for one in volume_ids]
-        calls += [blocks.on_volume(partial(blocks.sync, self._incarnation)) for blocks in stores]
+        calls = [self._on(volume_id, self._files[volume_id].sync) for volume_id in volume_ids]
+        calls += [
+            self._on(volume_id, partial(self._blocks[volume_id].sync, self._incarnation)) for volume_id in volume_ids
+        ]
         outcomes = self._env.parallel(calls)
         for at, of_name in enumerate(outcomes[len(volume_ids) :]):
             if not isinstance(outcomes[at], BaseException):
                 outcomes[at] = of_name
-        self._settle(volume_ids, outcomes[: len(volume_ids)])
+        self._note_failures(volume_ids, outcomes[: len(volume_ids)])
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         return self._any().read_at(offset_bytes, size)
@@ -133,18 +138,23 @@ class MirroredFile:
         """Do it with every file; the first call creates them."""
         if self.is_made:
             volume_ids = list(self._files)
-            calls = [self._blocks[one].on_volume(partial(call, self._files[one])) for one in volume_ids]
-            outcomes = self._env.parallel(calls)
+            outcomes = self._env.parallel(
+                [self._on(volume_id, partial(call, self._files[volume_id])) for volume_id in volume_ids]
+            )
         else:
             self.is_made = True
             volume_ids = list(self._blocks)
             outcomes = self._env.parallel(
-                [blocks.on_volume(partial(self._create, blocks, call)) for blocks in self._blocks.values()]
+                [self._on(volume_id, partial(self._create, self._blocks[volume_id], call)) for volume_id in volume_ids]
             )
             for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
                 if not isinstance(outcome, BaseException):
                     self._files[volume_id] = outcome
-        self._settle(volume_ids, outcomes)
+        self._note_failures(volume_ids, outcomes)
+
+    def _on(self, volume_id: bytes, call: Callable[[], T]) -> VolumeCall[T]:
+        """Return work on a volume, which is not waited for if it is slow and enough others are not."""
+        return self._blocks[volume_id].on_volume(call, is_shared=self._needed <= majority(len(self._blocks)))
 
     def _create(self, blocks: BlockStore, call: Callable[[File], None]) -> File:
         """Return a new file with which `call` was done; if that fails, there is none."""
@@ -157,7 +167,7 @@ class MirroredFile:
             raise
         return file
 
-    def _settle(self, volume_ids: Sequence[bytes], outcomes: Sequence[object]) -> None:
+    def _note_failures(self, volume_ids: Sequence[bytes], outcomes: Sequence[object]) -> None:
         """Leave out the volumes that failed; raises OSError if the others are too few.
 
         Raises ProcessError where this process ran into a limit, which is no reason to leave out any.

@@ -203,8 +203,8 @@ class SubjectIndex:
     def _refusal(
         self, stream: StreamState, staged: Sequence[BlockSlice], older: SubjectRows, new: SubjectRows, hash_: np.ndarray
     ) -> LimitExceededError:
-        present, given = ((rows.hashes == hash_).all(axis=1) for rows in (older, new))
-        sequence = int(new.sequences[given][0]) - stream.next_sequence
+        present, added = ((rows.hashes == hash_).all(axis=1) for rows in (older, new))
+        sequence = int(new.sequences[added][0]) - stream.next_sequence
         subject = None
         for batch in read_slices(staged, ReadOptions(("sequence", "subject")), env=self._env):
             at = np.flatnonzero(buffers.numbers(batch.column("sequence")) == sequence)
@@ -212,7 +212,7 @@ class SubjectIndex:
                 subject = batch.column("subject")[int(at[0])].as_py()
                 break
         limit = stream.config.max_msgs_per_subject
-        counts = int(present.sum()), int(given.sum())
+        counts = int(present.sum()), int(added.sum())
         return LimitExceededError(stream.name, "max_msgs_per_subject", limit, *counts, subject)
 
     def _older(
@@ -253,12 +253,12 @@ class SubjectIndex:
 
     def _keep(self, state: StoreState, incarnation: bytes, index: "_StreamIndex") -> None:
         self._streams[incarnation] = index
-        for other in [one for one in self._streams if state.by_incarnation(one) is None]:
-            del self._streams[other]
-        total = sum(one.row_count for one in self._streams.values() if one is not None)
-        for other, old in list(self._streams.items())[:-1]:
+        for incarnation in [key for key in self._streams if state.by_incarnation(key) is None]:
+            del self._streams[incarnation]
+        total = sum(kept.row_count for kept in self._streams.values() if kept is not None)
+        for incarnation, old in list(self._streams.items())[:-1]:
             if total > INDEXED_COUNT_MAX and old is not None:
-                del self._streams[other]
+                del self._streams[incarnation]
                 total -= old.row_count
 
 
@@ -301,8 +301,8 @@ class _StreamIndex:
         """Return the messages of these distinct subjects that the stream shows."""
         which, places = self._runs.find(hashes)
         order = np.argsort(places)
-        which, found = which[order], self._table[places[order]]
-        rows = SubjectRows(hashes[which], found["sequence"], found["size"])
+        which, entries = which[order], self._table[places[order]]
+        rows = SubjectRows(hashes[which], entries["sequence"], entries["size"])
         return rows.chosen(_are_shown(stream, rows.sequences))
 
 
@@ -332,9 +332,9 @@ class _Reading:
         if not damage.served:
             self._miss(damage)
 
-    def _miss(self, what: StorageError | ReadDamage) -> None:
+    def _miss(self, reason: StorageError | ReadDamage) -> None:
         self.is_complete = False
-        logger.warning("stream %r: subjects may keep more messages than their limit: %s", self._stream, what)
+        logger.warning("stream %r: subjects may keep more messages than their limit: %s", self._stream, reason)
 
 
 def _grouped(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

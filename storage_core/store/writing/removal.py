@@ -63,8 +63,8 @@ def command(
 ) -> Remove:
     """Return the command that removes what is meant, by the state that is given."""
     chosen, low_watermark = _chosen(state, stream, removal, volumes, env)
-    gone = stream.removed.left_of(chosen.clip(stream.low_watermark, stream.next_sequence))
-    size = limits.size_of(state, stream, gone, volumes) if gone else 0
+    removed = stream.removed.left_of(chosen.clip(stream.low_watermark, stream.next_sequence))
+    size = limits.size_of(state, stream, removed, volumes) if removed else 0
     inside = chosen if low_watermark == 0 else chosen.clip(low_watermark, stream.next_sequence)
     return Remove(stream.incarnation, inside.encode(), size, low_watermark, removal.reason)
 
@@ -129,7 +129,7 @@ def _without_reading(
     rows = stream.blocks.rows
     rows = rows[(rows["time_max_ns"] < removal.before_ns) & (rows["first"] < limit)]
     whole = SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]).intersection(stream.shown())
-    return whole.clip(stream.low_watermark, limit), [one for one in slices if one.first not in whole]
+    return whole.clip(stream.low_watermark, limit), [piece for piece in slices if piece.first not in whole]
 
 
 def _start_of_last(shown: SequenceSet, count: int, limit: int) -> int:

@@ -43,13 +43,13 @@ def release(
     if stream is None:
         return 0
     try:
-        gone, size = unneeded(session.state, stream, session.volumes, limits, env, among)
+        sequences, size = unneeded(session.state, stream, session.volumes, limits, env, among)
     except (StorageError, OSError) as error:
         logger.warning("stream %r: what nobody needs any more stays for now: %s", stream.name, error)
         return 0
-    if not gone:
+    if not sequences:
         return 0
-    result = session.propose(Remove(incarnation, gone.encode(), size, reason=RETENTION))
+    result = session.propose(Remove(incarnation, sequences.encode(), size, reason=RETENTION))
     assert isinstance(result, machine.RemoveDone)
     return result.message_count
 
@@ -61,20 +61,20 @@ def unneeded(
     """Return what no consumer needs any more, as much as one entry takes, and its bytes; `among` as of `release`."""
     if stream.config.retention == LIMITS or stream.config.sealed or not stream.message_count:
         return SequenceSet.empty(), 0
-    gone = _unneeded(state, stream, volumes, env, among)
-    return gone, limits.size_of(state, stream, gone, volumes) if gone else 0
+    sequences = _unneeded(state, stream, volumes, env, among)
+    return sequences, limits.size_of(state, stream, sequences, volumes) if sequences else 0
 
 
 def _unneeded(
     state: StoreState, stream: StreamState, volumes: tuple[Volume, ...], env: Environment, among: SequenceSet | None
 ) -> SequenceSet:
     shown = stream.shown() if among is None else _shown(stream, among)
-    gone = done_by_all(stream, shown)
+    done = done_by_all(stream, shown)
     for consumer in stream.consumers.values() if stream.config.retention == INTEREST else ():
-        filters, open_ = consumer.config.filter_subjects, gone.difference(consumer.done)
+        filters, open_ = consumer.config.filter_subjects, done.difference(consumer.done)
         if filters and open_:
-            gone = gone.difference(_taken(state, stream, volumes, env, filters, open_))
-    return SequenceSet(gone.starts[:RUNS_AT_ONCE_MAX], gone.ends[:RUNS_AT_ONCE_MAX])
+            done = done.difference(_taken(state, stream, volumes, env, filters, open_))
+    return SequenceSet(done.starts[:RUNS_AT_ONCE_MAX], done.ends[:RUNS_AT_ONCE_MAX])
 
 
 def _shown(stream: StreamState, among: SequenceSet) -> SequenceSet:
@@ -93,7 +93,7 @@ def _taken(
     """Return which of these messages the filters take, by their subjects."""
     bounds = {stream.name: (int(sequences.starts[0]), int(sequences.ends[-1]))}
     slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), bounds, subject_filters=filters))
-    touched = [one for one in slices if sequences.count_in(one.first, one.end)]
+    touched = [block for block in slices if sequences.count_in(block.first, block.end)]
     batches = read_slices(touched, ReadOptions(("sequence",), filters), env=env)
     parts = [buffers.numbers(batch.column("sequence")) for batch in batches]
     taken = np.concatenate([np.empty(0, np.int64), *parts])

@@ -34,13 +34,13 @@ def command(
     """
     low_watermark, ends = _asked(state, stream, new, volumes, env)
     low_watermark = max(low_watermark, stream.low_watermark)
-    gone = stream.shown(stream.low_watermark, low_watermark)
+    removed = stream.shown(stream.low_watermark, low_watermark)
     if ends:
-        gone = gone.union(_superseded(state, stream, low_watermark, ends, volumes, env))
-    if not gone:
+        removed = removed.union(_superseded(state, stream, low_watermark, ends, volumes, env))
+    if not removed:
         return None
-    size = limits.size_of(state, stream, gone, volumes)
-    return Remove(stream.incarnation, gone.encode(), size, low_watermark, ROLLUP)
+    size = limits.size_of(state, stream, removed, volumes)
+    return Remove(stream.incarnation, removed.encode(), size, low_watermark, ROLLUP)
 
 
 def _asked(

@@ -77,11 +77,11 @@ def added_blocks(
         first += summary.span
     removed, size = SequenceSet.empty(), 0
     if window is not None and any(block.summary.msg_id_count for block in blocks) and stream.config.duplicate_window:
-        found = np.concatenate([ask_block(one, msg_ids, env) + _place_of(one) for one in slices])
-        again = _again(found)
+        hashes = np.concatenate([ask_block(piece, msg_ids, env) + _place_of(piece) for piece in slices])
+        again = _again(hashes)
         if not overwrite:
-            again |= window.seen(state, stream, session.volumes, found[:, :2], env)
-        removed = SequenceSet.from_sequences(found[again, 2].astype(np.int64))
+            again |= window.seen(state, stream, session.volumes, hashes[:, :2], env)
+        removed = SequenceSet.from_sequences(hashes[again, 2].astype(np.int64))
         size = _duplicate_size(removed, slices, env) if removed else 0
     holes = _holes(stream.next_sequence, kept) if kept else kept
     superseded = None
@@ -153,20 +153,20 @@ def good_copies(
     """
     failing = session.failing  # what a disk took before it failed proves nothing
     usable = [
-        one
-        for one in session.volumes
-        if one.volume_id in stream.placement
-        and placement.is_recorded(session.state, one)
-        and one.volume_id not in failing
+        volume
+        for volume in session.volumes
+        if volume.volume_id in stream.placement
+        and placement.is_recorded(session.state, volume)
+        and volume.volume_id not in failing
     ]
     store_id = session.state.store_id
-    looks = [one.blocks.on_volume(partial(_look, store_id, one, blocks, is_own)) for one in usable]
+    looks = [volume.blocks.on_volume(partial(_look, store_id, volume, blocks, is_own)) for volume in usable]
     held: list[list[Volume]] = [[] for _ in blocks]
     wrong: list[list[Exception | str]] = [[] for _ in blocks]
-    for volume, found in zip(usable, env.parallel(looks), strict=True):
-        if isinstance(found, BaseException):
-            raise found
-        for at, reason in enumerate(found):
+    for volume, reasons in zip(usable, env.parallel(looks), strict=True):
+        if isinstance(reasons, BaseException):
+            raise reasons
+        for at, reason in enumerate(reasons):
             if not reason:
                 held[at].append(volume)
                 continue
@@ -189,12 +189,12 @@ def good_copies(
 
 def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], is_own: bool) -> list[Exception | str]:
     """Return for each block what is wrong with its copy on this volume; empty text: nothing."""
-    found: list[Exception | str] = []
+    reasons: list[Exception | str] = []
     for reason in volume.blocks.on_each([partial(_look_at, store_id, volume, block, is_own) for block in blocks]):
         if not isinstance(reason, str | StorageError | OSError):
             raise reason
-        found.append(reason)
-    return found
+        reasons.append(reason)
+    return reasons
 
 
 def _look_at(store_id: bytes, volume: Volume, block: StagedBlock, is_own: bool) -> str:
@@ -225,11 +225,11 @@ def _place_of(block: BlockSlice) -> np.ndarray:
     return np.array([0, 0, block.block_first], np.uint64)
 
 
-def _again(found: np.ndarray) -> np.ndarray:
+def _again(hashes: np.ndarray) -> np.ndarray:
     """Return, for each row (two halves of a hash, relative sequence), whether an earlier one has the same hash."""
-    order = np.lexsort((found[:, 2], found[:, 1], found[:, 0]))
-    again = np.zeros(len(found), bool)
-    again[order[1:]] = (found[order[1:], :2] == found[order[:-1], :2]).all(axis=1)
+    order = np.lexsort((hashes[:, 2], hashes[:, 1], hashes[:, 0]))
+    again = np.zeros(len(hashes), bool)
+    again[order[1:]] = (hashes[order[1:], :2] == hashes[order[:-1], :2]).all(axis=1)
     return again
 
 
@@ -269,13 +269,20 @@ def retire(session: Session, failures: Sequence[WriteFailure]) -> None:
 
 
 def tell_missed(session: Session, failures: Sequence[WriteFailure]) -> None:
-    """Write down which volumes missed blocks though their disks are not broken; the append is done, come what may."""
-    reasons = {failure.volume_id: failure.reason for failure in failures if failure.errno not in BROKEN_DISK}
+    """Write down which volumes begin to miss blocks though their disks are not broken; the append is done anyway."""
+    newest = {event.volume: event.kind for event in session.state.events}
+    reasons = {
+        failure.volume_id: failure.reason
+        for failure in failures
+        if failure.errno not in BROKEN_DISK and newest.get(failure.volume_id.hex()) != "behind"
+    }
     if not reasons:
         return
     try:
         session.propose(
-            RecordEvents(tuple(Event("behind", volume=one.hex(), reason=reason) for one, reason in reasons.items()))
+            RecordEvents(
+                tuple(Event("behind", volume=volume_id.hex(), reason=reason) for volume_id, reason in reasons.items())
+            )
         )
     except Exception as error:
         logger.warning("volumes missed blocks, and that could not be written down: %s: %s", reasons, error)

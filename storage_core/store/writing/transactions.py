@@ -59,7 +59,7 @@ def _instructions(config: StreamConfig) -> dict[str, Any]:
 
 def _message_size_max(config: StreamConfig) -> int:
     """Return the bytes of the largest message that the stream can hold; -1 if it has no limit of its own."""
-    return min((one for one in (config.max_msg_size, config.max_bytes) if one >= 0), default=-1)
+    return min((limit for limit in (config.max_msg_size, config.max_bytes) if limit >= 0), default=-1)
 
 
 class OutdatedTransaction(Exception):

@@ -1,6 +1,6 @@
 """Runs of the fuzzer: cases one after another in forked children with limits, and what came of them.
 
-A case is the name of a store and a seed: both together make the same mutation for ever. A child that dies, or goes on
+A case is the name of a store and a seed: both together always make the same mutation. A child that dies, or goes on
 for too long, costs its case, which is a finding, and the next child goes on behind it.
 """
 
@@ -57,10 +57,10 @@ class Outcome:
 
 def subjects(folder: Path) -> dict[str, Subject]:
     """Return all stores by name; some are made in the folder."""
-    found = [foreign("nats", name) for name in NATS] + [foreign("stan", name) for name in STAN]
+    listed = [foreign("nats", name) for name in NATS] + [foreign("stan", name) for name in STAN]
     three = three_volumes(folder)
-    found += [golden("v1-lived"), golden("v1-fresh"), three, adopted(three), backed_up(folder), single_files(folder)]
-    return {one.name: one for one in found}
+    listed += [golden("v1-lived"), golden("v1-fresh"), three, adopted(three), backed_up(folder), single_files(folder)]
+    return {subject.name: subject for subject in listed}
 
 
 def cases(names: Iterable[str], seed: int) -> Iterator[tuple[str, int]]:
@@ -122,15 +122,15 @@ def _run_batch(
     try:
         with os.fdopen(reading) as lines:
             for line in lines:
-                told = json.loads(line)
-                began = told.get("began", began)
-                if "done" in told:
-                    done = told["done"]
-                    outcome.counts.update(["cases", *told["kinds"]])
-                    outcome.sealed += told["sealed"]
-                    if told["wrong"]:
+                report = json.loads(line)
+                began = report.get("began", began)
+                if "done" in report:
+                    done = report["done"]
+                    outcome.counts.update(["cases", *report["kinds"]])
+                    outcome.sealed += report["sealed"]
+                    if report["wrong"]:
                         name, seed = batch[done]
-                        outcome.findings.append(f"{name} seed={seed} {told['did']}: {told['wrong']}")
+                        outcome.findings.append(f"{name} seed={seed} {report['did']}: {report['wrong']}")
     except KeyboardInterrupt:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -166,11 +166,11 @@ def _try(subject: Subject, seed: int, folder: Path) -> dict[str, object]:
         signal.setitimer(signal.ITIMER_PROF, 3 * CPU_SECONDS_MAX)
         signal.alarm(WALL_SECONDS_MAX)
         before, began = _reset_peak(), time.process_time()
-        shown, told = subject.read(place, rng)
+        shown, reports = subject.read(place, rng)
         took, peak = time.process_time() - began, _peak() - before
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        wrong = subject.check(subject, mutation, shown, told)
+        wrong = subject.check(subject, mutation, shown, reports)
         if took > CPU_SECONDS_MAX:
             wrong = f"took {took:.1f} s"
         if peak > MEMORY_MAX:

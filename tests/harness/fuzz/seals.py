@@ -84,7 +84,7 @@ def nats_meta(data: bytes, path: Path, rng: random.Random, content: bool) -> byt
     elif content:
         try:
             changed = mutate_tree(json.loads(data), rng)
-            data = json.dumps(changed, default=lambda one: one.hex()).encode()
+            data = json.dumps(changed, default=lambda value: value.hex()).encode()
         except (ValueError, TypeError, RecursionError):
             data = rng.choice(JSON_BOMBS)
     name = path.parent.name
@@ -163,7 +163,7 @@ def _change_payload(sealed: bytearray, start: int, size: int, rng: random.Random
     for _ in range(20):
         changed = packed(mutate_tree(value, rng))
         if changed and len(changed) <= size:
-            # msgpack has no padding: what is shorter is told by the size in the record, whose batch ends earlier then.
+            # msgpack has no padding: what is shorter shows in the size in the record, whose batch ends earlier then.
             pack_into("<I", sealed, start - _LOG_RECORD.size + 4, len(changed))
             sealed[start : start + size] = changed + bytes(size - len(changed))
             return

@@ -1,17 +1,17 @@
 """What is mutated and read: stores of every kind, each with what was written to it, and what has to hold of a reading.
 
-A reading returns the messages that were shown and whether anything was told. What is shown has to be what was written:
+A reading returns the messages that were shown and what was reported. What is shown has to be what was written:
 
 foreign   the same message under the same sequence in the same channel or stream. Where checksums were redone, a
-          message may be forged, and nobody can tell it from one that was written: no server signs what it writes, nor
+          message may be forged, and looks like one that was written: no server signs what it writes, nor
           do times have to ascend. Then a mutated file has to hold its sequence, its time and its data.
 imported  one reading in eight is an import into a store of ours: what is in it then has to be the same.
 ours      the content of a message that was written. As long as the metadata's checksums were not redone, under its
           sequence, too: a block cannot be forged, since the metadata has its digest. With three volumes of which one
           is mutated, exactly what was written is shown, and nothing less.
 
-Losses are told: where a message is missing, so is an error or a damage, a note or an event that says so. Nobody can
-tell of a stream that ends earlier on a boundary between records, nor of what says nothing of its own end.
+Losses are reported: where a message is missing, so is an error or a damage, a note or an event that says so. A
+stream that ends earlier on a boundary between records shows no loss, nor does what says nothing of its own end.
 """
 
 import base64
@@ -84,7 +84,7 @@ class Subject:
     name: str
     place: Path
     truth: Shown
-    read: Callable[[Path, random.Random], tuple[Shown, list[str]]]  # shown, and what was told
+    read: Callable[[Path, random.Random], tuple[Shown, list[str]]]  # shown, and what was reported
     check: Callable[["Subject", Mutation, Shown, list[str]], str]  # what is wrong, "" if nothing
     takes: Callable[[Path], bool] = lambda _: True  # which files are mutated
     written: Shown = field(default_factory=dict)  # what the files hold beside: messages that were removed
@@ -93,7 +93,7 @@ class Subject:
 def mutate(place: Path, subject: Subject, rng: random.Random) -> Mutation:
     """Do something to one or two files of a store."""
     mutation = Mutation()
-    paths = [one for one in sorted(place.rglob("*")) if one.is_file() and subject.takes(one.relative_to(place))]
+    paths = [path for path in sorted(place.rglob("*")) if path.is_file() and subject.takes(path.relative_to(place))]
     kinds: dict[str, list[Path]] = {}
     for path in paths:
         kinds.setdefault(seal_of(path)[0], []).append(path)
@@ -131,12 +131,12 @@ def mutate(place: Path, subject: Subject, rng: random.Random) -> Mutation:
     return mutation
 
 
-def _rows(found: dict[int, Row], batch: pa.RecordBatch) -> None:
+def _rows(rows: dict[int, Row], batch: pa.RecordBatch) -> None:
     batch.validate(full=True)
     for row in batch.to_pylist():
         headers = None if row["headers"] is None else tuple((each["key"], each["value"]) for each in row["headers"])
-        assert row["sequence"] not in found, f"sequence {row['sequence']} is shown twice"
-        found[row["sequence"]] = (row["subject"], row["timestamp_ns"], headers, row["data"])
+        assert row["sequence"] not in rows, f"sequence {row['sequence']} is shown twice"
+        rows[row["sequence"]] = (row["subject"], row["timestamp_ns"], headers, row["data"])
 
 
 # --- foreign stores
@@ -145,7 +145,7 @@ def _rows(found: dict[int, Row], batch: pa.RecordBatch) -> None:
 def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random.Random], tuple[Shown, list[str]]]:
     def read(place: Path, rng: random.Random) -> tuple[Shown, list[str]]:
         shown: Shown = {}
-        told: list[ForeignDamage] = []
+        damage_seen: list[ForeignDamage] = []
         lenient = layout == "stan" and rng.random() < 0.5
         options: dict[str, Any] = {"truncate_bad_eof": True, "no_crc": True} if lenient else {}
         if key is not None:
@@ -160,12 +160,12 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
         for name in opened.streams():
             try:
                 damage, slices = opened.inspect(name)
-                told += damage
+                damage_seen += damage
                 for part in slices:
-                    for batch in read_foreign_slice(part, COLUMNS, told.append):
+                    for batch in read_foreign_slice(part, COLUMNS, damage_seen.append):
                         _rows(shown.setdefault(name, {}), batch)
-                consumers_table(opened.consumers(name, told.append))
-                pa.RecordBatch.from_pylist([one.row() for one in opened.copies(name)], STREAMS_SCHEMA)
+                consumers_table(opened.consumers(name, damage_seen.append))
+                pa.RecordBatch.from_pylist([copy.row() for copy in opened.copies(name)], STREAMS_SCHEMA)
                 opened.bounds(name), opened.notes(name)
             except StorageError as error:
                 refused.append(str(error))
@@ -175,41 +175,41 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
                     opened.cluster_id(root)
                 except StorageError as error:
                     refused.append(str(error))
-        pa.RecordBatch.from_pylist([one.row() for one in told], DAMAGE_SCHEMA)
-        for one in told:
-            if one.served and one.first is not None:  # an option asked for what cannot be vouched for
-                for sequence in range(one.first, one.end or one.first):
-                    shown.get(one.stream, {}).pop(sequence, None)
-        return shown, [one.explain() for one in told] + refused
+        pa.RecordBatch.from_pylist([entry.row() for entry in damage_seen], DAMAGE_SCHEMA)
+        for entry in damage_seen:
+            if entry.served and entry.first is not None:  # an option asked for what cannot be vouched for
+                for sequence in range(entry.first, entry.end or entry.first):
+                    shown.get(entry.stream, {}).pop(sequence, None)
+        return shown, [entry.explain() for entry in damage_seen] + refused
 
     return read
 
 
 def _import(source: ForeignStore, target: Path) -> tuple[Shown, list[str]]:
-    """Import all streams into a new store; return what is in it, and what was told."""
+    """Import all streams into a new store; return what is in it, and what was reported."""
     shown: Shown = {}
-    told: list[str] = []
+    reports: list[str] = []
     try:
         with Store.create([target], env=HERE) as store:
             report = import_streams(store, source, ImportRequest())
-            told += [str(one["reason"]) for one in [*report["damage"], *report["failed"]]]
+            reports += [str(problem["reason"]) for problem in [*report["damage"], *report["failed"]]]
             assert store.verify()["ok"], "an imported store is whole"
-            for one in report["streams"]:
-                _read_stream(store, one["name"], shown.setdefault(one["source"], {}), told)
+            for stream in report["streams"]:
+                _read_stream(store, stream["name"], shown.setdefault(stream["source"], {}), reports)
     except StorageError as error:
-        told.append(str(error))
+        reports.append(str(error))
     finally:
         shutil.rmtree(target, ignore_errors=True)
-    return shown, told
+    return shown, reports
 
 
-def _check_foreign(subject: Subject, mutation: Mutation, shown: Shown, told: list[str]) -> str:
+def _check_foreign(subject: Subject, mutation: Mutation, shown: Shown, reports: list[str]) -> str:
     for stream, rows in shown.items():
         for sequence, row in rows.items():
             true = subject.truth.get(stream, {}).get(sequence) or subject.written.get(stream, {}).get(sequence)
             if row == true or (true is not None and _moved(row, true)):
                 continue
-            if not mutation.sealed or not any(_holds(one, sequence, row) for one in mutation.contents):
+            if not mutation.sealed or not any(_holds(content, sequence, row) for content in mutation.contents):
                 return f"stream {stream}: {sequence} was not there: {row!r}, but {true!r}"
     missing = [
         (stream, sequence)
@@ -217,8 +217,8 @@ def _check_foreign(subject: Subject, mutation: Mutation, shown: Shown, told: lis
         for sequence in rows
         if sequence not in shown.get(stream, {}) and sequence < max(shown.get(stream, {}), default=0)
     ]
-    if missing and not told and not mutation.sealed and not _silent(mutation):
-        return f"missing and nothing told: {missing[:5]}"
+    if missing and not reports and not mutation.sealed and not _silent(mutation):
+        return f"missing and nothing reported: {missing[:5]}"
     return ""
 
 
@@ -286,7 +286,7 @@ def foreign(layout: str, name: str) -> Subject:
 
 def _read_ours(volumes: Callable[[Path], list[Path]]) -> Callable[[Path, random.Random], tuple[Shown, list[str]]]:
     def read(place: Path, rng: random.Random) -> tuple[Shown, list[str]]:
-        told: list[str] = []
+        reports: list[str] = []
         shown: Shown = {}
         way = rng.choice(("read", "read", "repair", "write"))
         paths = volumes(place)
@@ -295,49 +295,49 @@ def _read_ours(volumes: Callable[[Path], list[Path]]) -> Callable[[Path, random.
             try:
                 step()
             except StorageError as error:
-                told.append(str(error))
+                reports.append(str(error))
 
         try:
             store = Store.open(paths, read_only=way == "read", env=HERE, take_over=way != "read")
         except StorageError as error:
             return {}, [str(error)]
         with store:
-            trying(lambda: told.extend(map(str, store.verify()["damage"])))
+            trying(lambda: reports.extend(map(str, store.verify()["damage"])))
             if way == "repair":
-                trying(lambda: told.extend(map(str, (store.repair()["lost"]))))
+                trying(lambda: reports.extend(map(str, (store.repair()["lost"]))))
                 trying(store.scrub)
             for step in (store.info, store.cluster_info, store.report, store.events, store.state):
                 trying(step)
-            for name in _streams(store, told):
+            for name in _streams(store, reports):
                 rows = shown.setdefault(name, {})
-                trying(lambda name=name, rows=rows: _read_stream(store, name, rows, told))  # type: ignore[misc]
+                trying(lambda name=name, rows=rows: _read_stream(store, name, rows, reports))  # type: ignore[misc]
             if way == "write":
                 trying(store.maintain)
                 trying(lambda: store.add_stream({"name": "ADDED-LAST"}).publish("ADDED-LAST", b"new"))
-        return shown, told
+        return shown, reports
 
     return read
 
 
-def _streams(store: Store, told: list[str]) -> list[str]:
+def _streams(store: Store, reports: list[str]) -> list[str]:
     try:
         return store.streams()
     except StorageError as error:
-        told.append(str(error))
+        reports.append(str(error))
         return []
 
 
-def _read_stream(store: Store, name: str, rows: dict[int, Row], told: list[str]) -> None:
+def _read_stream(store: Store, name: str, rows: dict[int, Row], reports: list[str]) -> None:
     stream = store.stream(name)
     stream.info(), stream.consumers()
     if stream.state().lost:
-        told.append("lost")
-    for batch in stream.read(columns=list(COLUMNS), on_loss="skip", report=lambda one: told.append(str(one))):
+        reports.append("lost")
+    for batch in stream.read(columns=list(COLUMNS), on_loss="skip", report=lambda damage: reports.append(str(damage))):
         _rows(rows, batch)
     stream.subjects(), stream.gaps()
 
 
-def _check_ours(subject: Subject, mutation: Mutation, shown: Shown, told: list[str]) -> str:
+def _check_ours(subject: Subject, mutation: Mutation, shown: Shown, reports: list[str]) -> str:
     written = {row for rows in subject.truth.values() for row in rows.values()}
     contents = {(row[0], row[2], row[3]) for row in written}
     forged = mutation.sealed and any(kind in ("log segment", "snapshot") for kind in mutation.kinds)
@@ -353,30 +353,30 @@ def _check_ours(subject: Subject, mutation: Mutation, shown: Shown, told: list[s
         for sequence in rows
         if sequence not in shown.get(stream, {})
     ]
-    if missing and not told and not forged:
-        return f"missing and nothing told: {missing[:5]}"
+    if missing and not reports and not forged:
+        return f"missing and nothing reported: {missing[:5]}"
     return ""
 
 
-def _check_three(subject: Subject, mutation: Mutation, shown: Shown, told: list[str]) -> str:
-    wrong = _check_ours(subject, mutation, shown, told)
+def _check_three(subject: Subject, mutation: Mutation, shown: Shown, reports: list[str]) -> str:
+    wrong = _check_ours(subject, mutation, shown, reports)
     forged = mutation.sealed and any(kind in ("log segment", "snapshot") for kind in mutation.kinds)
     if wrong or forged:
         return wrong
     lacking = [name for name, rows in subject.truth.items() if len(shown.get(name, {})) != len(rows)]
-    return f"one volume of three was mutated, and {lacking} lack messages: {told[:3]}" if lacking else ""
+    return f"one volume of three was mutated, and {lacking} lack messages: {reports[:3]}" if lacking else ""
 
 
 def golden(name: str) -> Subject:
     """A golden store of one volume."""
     expected = json.loads((DATA / "stores" / f"{name}.json").read_text())
     with Store.open(DATA / "stores" / name, read_only=True, env=HERE) as store:
-        truth: Shown = {one: {} for one in expected["streams"]}
-        for one, rows in truth.items():
-            _read_stream(store, one, rows, [])
-    for one, about in expected["streams"].items():
+        truth: Shown = {stream: {} for stream in expected["streams"]}
+        for stream, rows in truth.items():
+            _read_stream(store, stream, rows, [])
+    for stream, about in expected["streams"].items():
         assert [base64.b64decode(each["data"] or "") for each in about["messages"]] == [
-            row[3] or b"" for row in truth[one].values()
+            row[3] or b"" for row in truth[stream].values()
         ]
     return Subject(f"ours/{name}", DATA / "stores" / name, truth, _read_ours(lambda place: [place]), _check_ours)
 
@@ -438,7 +438,7 @@ def adopted(three: Subject) -> Subject:
     return Subject("ours/adopted", three.place, three.truth, read, _check_adopted, three.takes, three.written)
 
 
-def _check_adopted(subject: Subject, mutation: Mutation, shown: Shown, told: list[str]) -> str:
+def _check_adopted(subject: Subject, mutation: Mutation, shown: Shown, reports: list[str]) -> str:
     """Journals and metadata that were redone say which blocks there are, and what is not known any more comes back."""
     redone = mutation.sealed and any(kind in ("log segment", "snapshot", "journal") for kind in mutation.kinds)
     kinds = ["snapshot"] if redone else []
@@ -449,7 +449,7 @@ def _check_adopted(subject: Subject, mutation: Mutation, shown: Shown, told: lis
             is_known = row == written.get(sequence) or row in anywhere
             if sequence not in subject.truth.get(stream, {}) and is_known:
                 del rows[sequence]  # it was removed, which metadata alone knows
-    return _check_ours(subject, Mutation(kinds, mutation.done, redone, mutation.contents), shown, told)
+    return _check_ours(subject, Mutation(kinds, mutation.done, redone, mutation.contents), shown, reports)
 
 
 def backed_up(folder: Path) -> Subject:
@@ -475,13 +475,13 @@ def backed_up(folder: Path) -> Subject:
     return Subject("ours/backup", place, truth, read, _check_backup)
 
 
-def _check_backup(subject: Subject, mutation: Mutation, shown: Shown, told: list[str]) -> str:
+def _check_backup(subject: Subject, mutation: Mutation, shown: Shown, reports: list[str]) -> str:
     """A manifest that was redone may name the same messages otherwise: their content is what was written."""
     if mutation.vouched:
         return ""  # whatever the block holds was written by whoever made the manifest
     redone = mutation.sealed and "backup manifest" in mutation.kinds
     kinds = ["snapshot"] if redone else []
-    return _check_ours(subject, Mutation(kinds, mutation.done, redone, mutation.contents), shown, told)
+    return _check_ours(subject, Mutation(kinds, mutation.done, redone, mutation.contents), shown, reports)
 
 
 # --- files that are read one by one

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -142,10 +142,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def before(upstream: str, seed: int, client_timeout_s: float) -> Iterator[tuple[Proxy, str]]:
-    """Stand before a server; yield the proxy and its address."""
+def before(
+    upstream: str, seed: int, client_timeout_s: float, network: AbstractContextManager[None] | None = None
+) -> Iterator[tuple[Proxy, str]]:
+    """Stand before a server; yield the proxy and its address, in another network if one is entered for it."""
     proxy = Proxy(upstream, seed, client_timeout_s)
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy}))
+    with network or nullcontext():
+        server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield proxy, f"http://127.0.0.1:{server.server_address[1]}"

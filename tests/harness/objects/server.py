@@ -2,15 +2,20 @@
 
 import io
 import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import localbucket
+
+from storage_core.objects.remote import RemoteObjectStore
+from storage_core.paths import ObjectPath
 
 SECRET = "a-secret-that-appears-nowhere"
 KEY_ID = "a-key-that-appears-nowhere"
@@ -64,6 +69,15 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
             head = answer.index(b"\r\n\r\n") + 4
             self.wfile.write(answer[: head + (len(answer) - head) // 2])
 
+    def _list_entries(self, bucket_dir: Path, prefix: str, delimiter: str, marker: str, *more: Any) -> Any:
+        """Look through the folder of the prefix, not the whole bucket."""
+        folder = prefix[: prefix.rfind("/") + 1]
+        keys, prefixes, is_cut, last = super()._list_entries(
+            bucket_dir / folder, prefix.removeprefix(folder), delimiter, marker.removeprefix(folder), *more
+        )
+        keys = [(folder + key, path) for key, path in keys]
+        return keys, [folder + below for below in prefixes], is_cut, last[:2] + folder + last[2:]
+
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -95,3 +109,35 @@ def make_buckets(root: Path, count: int = 3) -> list[str]:
     for bucket in made:
         (root / bucket).mkdir()
     return [f"s3://{bucket}/shop" for bucket in made]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs, as its clients need it."""
+
+    root: Path
+    options: dict[str, str]
+
+
+class Buckets:
+    """The buckets of one simulated machine. Every machine has them by the same names: the server has others."""
+
+    def __init__(self, server: Server, count: int) -> None:
+        self._server, self._prefix = server, f"machine-{next(_numbers)}-"
+        self._clients: dict[str, RemoteObjectStore] = {}  # of all processes: to make one takes as long as ten requests
+        self.volumes = tuple(ObjectPath(f"s3://bucket{number}/shop") for number in range(count))
+        for volume in self.volumes:
+            (server.root / self._name(volume.bucket)).mkdir()
+
+    def _name(self, uri: str) -> str:
+        return self._prefix + uri.removeprefix("s3://")
+
+    def connect(self, uri: str) -> RemoteObjectStore:
+        if uri not in self._clients:
+            self._clients[uri] = RemoteObjectStore(f"s3://{self._name(uri)}", self._server.options)
+        return self._clients[uri]
+
+    def copy_to(self, other: "Buckets") -> None:
+        for volume in self.volumes:
+            source, copy = (self._server.root / one._name(volume.bucket) for one in (self, other))
+            shutil.copytree(source, copy, dirs_exist_ok=True)

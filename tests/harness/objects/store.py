@@ -23,7 +23,7 @@ from storage_core.os_errors import UnreachableError
 
 
 def tag(data: bytes) -> str:
-    """Return what tells the content of an object from others."""
+    """Return what distinguishes the content of an object from others."""
     return md5(data).hexdigest()
 
 

@@ -274,16 +274,16 @@ class World:
     # --- what must hold
 
     def _show(self, state: StoreState, known: int, to: str) -> None:
-        told = tuple(event.kind for event in state.events if event.kind in self.sent)
-        self.service.note(f"shown to {to}: {len(told)}")
-        common = min(len(told), len(self.shown))
-        if told[:common] != self.shown[:common]:
-            raise Violation(f"FORK: {to} is shown {told}, and {self.shown} was shown before")
-        if len(told) < known:
-            raise Violation(f"LOST: {to} is shown {told}, and {self.shown[:known]} was acked or shown before")
-        if len(set(told)) < len(told):
-            raise Violation(f"TWICE: {told}")
-        if self.refused.intersection(told):
-            raise Violation(f"REFUSED: {self.refused.intersection(told)} was refused, and is there")
-        if len(told) > len(self.shown):
-            self.shown = told
+        kinds = tuple(event.kind for event in state.events if event.kind in self.sent)
+        self.service.note(f"shown to {to}: {len(kinds)}")
+        common = min(len(kinds), len(self.shown))
+        if kinds[:common] != self.shown[:common]:
+            raise Violation(f"FORK: {to} is shown {kinds}, and {self.shown} was shown before")
+        if len(kinds) < known:
+            raise Violation(f"LOST: {to} is shown {kinds}, and {self.shown[:known]} was acked or shown before")
+        if len(set(kinds)) < len(kinds):
+            raise Violation(f"TWICE: {kinds}")
+        if self.refused.intersection(kinds):
+            raise Violation(f"REFUSED: {self.refused.intersection(kinds)} was refused, and is there")
+        if len(kinds) > len(self.shown):
+            self.shown = kinds

@@ -77,7 +77,7 @@ class Beyond:
                 machine.disk.remove(file)
         what = f"{how} {share:.2f} of {', '.join(str(one) for one in newest.values())}"
         self._world.note(f"    beyond: {what}")
-        self._right_or_refused(machine, list(machine.paths), what, settle=True)
+        self._right_or_refused(machine, list(machine.paths), what, recover=True)
 
     def _hurt_blocks(self, machine: Machine) -> None:
         """Damage every copy of one block in the same place."""
@@ -94,18 +94,18 @@ class Beyond:
             machine.disk.flip_bit(path, int(share * len(machine.disk.inode(path).content) * 8))
         self._right_or_refused(machine, list(machine.paths), f"bit {share:.2f} of {chosen[0].name} flipped everywhere")
 
-    def _right_or_refused(self, machine: Machine, paths: list[Path], what: str, settle: bool = False) -> None:
+    def _right_or_refused(self, machine: Machine, paths: list[Path], incident: str, recover: bool = False) -> None:
         """The store shows what it should, or says that it cannot."""
         try:
             store = machine.open(paths=self._ways_in(paths))
-            if settle:
+            if recover:
                 with store.session():
                     pass
             shown = {name: seen_in_stream(store.stream(name)) for name in store.streams()}
         except StorageError:
             return
         if not self._world.expectation.allows(shown, lost=lost_in(store)):
-            raise Violation(f"{what}: no error, and the store shows {describe(shown)}")
+            raise Violation(f"{incident}: no error, and the store shows {describe(shown)}")
 
     def _ways_in(self, paths: list[Path]) -> list[Path]:
         return [path for path in paths if not self._world.volumes.is_foreign(path)]

@@ -63,7 +63,7 @@ class Model(ModelStore):
                 stream.skipped = frozenset(rules)
         return made
 
-    def settled(self) -> "Model":
+    def without_skipped(self) -> "Model":
         for stream in self.streams.values():
             stream.skipped = frozenset()
         return self
@@ -156,7 +156,7 @@ class Expectation:
     def _left_over(self, operation: Operation) -> list[Model]:
         """Return what the operation leaves where it, or its end, does not come to what is over a limit."""
         tried = [left for model in self.models if model.has_rules for left in model.left_over()]
-        return [model.settled() for model in tried if not isinstance(operation.effect(model), Refusal)]
+        return [model.without_skipped() for model in tried if not isinstance(operation.effect(model), Refusal)]
 
     def _enforced(self, operation: Operation) -> list[Model]:
         """Return what an operation that came no further than to what is due by rules leaves."""

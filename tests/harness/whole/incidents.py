@@ -114,6 +114,6 @@ class Incident:
         world.interlude(process)
         return 0
 
-    def _happens(self, world: "World", what: str) -> None:
+    def _happens(self, world: "World", moment: str) -> None:
         self.happened = True
-        world.note(f"    {self.kind}: {what}")
+        world.note(f"    {self.kind}: {moment}")

@@ -1,6 +1,6 @@
 """What must hold of a simulated store after every step, whatever happened.
 
-one history      an entry of the log is one thing for ever: its chain, and the state after it, wherever it is seen
+one history      an entry of the log never changes: its chain, and the state after it, wherever it is seen
 P1               if power were lost now, everything acked would be there, and of the rest all or nothing
 P3               the last sequence never falls
 P4               a replica that is called current holds the same blocks as the others, and the same log
@@ -164,13 +164,13 @@ class Invariants:
                         path = block_path(str(directory), block.summary.block_id)
                         self._is_there(path, block.summary.file_size, f"a staged block of {block.stream}")
 
-    def _is_there(self, path: Path, size: int, what: str) -> None:
+    def _is_there(self, path: Path, size: int, subject: str) -> None:
         try:
             found = len(self._world.machine.disk.inode(path).content)
         except OSError as error:
-            raise Violation(f"{what} is gone: {path}") from error
+            raise Violation(f"{subject} is gone: {path}") from error
         if found != size:
-            raise Violation(f"{what} has {found} bytes instead of {size}: {path}")
+            raise Violation(f"{subject} has {found} bytes instead of {size}: {path}")
 
     def _current_is_true(self, store: Store) -> None:
         """A replica that is called current has every live block, by name and size."""
@@ -242,8 +242,8 @@ class Invariants:
         own = VolumeLog(files, paths[position], identity).read().tip[0]
         log = VolumeLog(files, paths[good[0]], read_identity(files, paths[good[0]])).read()
         said = max([decode_envelope(entry.payload).durable.get(volume_id, 0) for entry in log.entries], default=0)
-        store = machine.open(read_only=True, paths=world.volumes.ways_in())  # a writable one would mend it
-        standing = store.metadata.standings(0.0).get(volume_id)
+        store = machine.open(read_only=True, paths=world.volumes.ways_in())  # a writable one would repair it
+        standing = store.metadata.statuses(0.0).get(volume_id)
         voter = store.state().voter(volume_id)
         is_remade = voter is not None and voter.instance_id != identity.instance_id
         expected = VolumeState.FOREIGN if is_remade else VolumeState.ROLLED_BACK
@@ -307,7 +307,7 @@ class Invariants:
         self.beyond.check()
         if world.plan.volume_count == 1:
             return
-        world.mend()
+        world.repair_volumes()
         store = world.open(world.processes[0])
         self.repair(store)
         self.after_step()

@@ -37,8 +37,8 @@ def load() -> list[Kept]:
 
 
 def save(kept: list[Kept]) -> None:
-    """Write them one a line, in the order of their names."""
-    lines = [json.dumps(one.to_json(), sort_keys=True) for one in sorted(kept, key=lambda one: one.name)]
+    """Write them one per line, in the order of their names."""
+    lines = [json.dumps(life.to_json(), sort_keys=True) for life in sorted(kept, key=lambda life: life.name)]
     FILE.parent.mkdir(parents=True, exist_ok=True)
     FILE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 

@@ -448,7 +448,7 @@ class Operations:
         world = self._world
         if world.volumes.blacked_out:
             return None
-        world.mend()
+        world.repair_volumes()
         return Operation("repair", world.invariants.repair, compared=False)
 
     # --- the world's own

@@ -33,7 +33,7 @@ class Plan:
     hurts: Mapping[str, int]
     incident_share: float  # of operations that something happens in
     call_mean: int  # calls that pass before it happens, on average
-    settle_share: float  # of unknown outcomes that are settled before anything else is done
+    settle_share: float  # of unknown outcomes that are recovered before anything else is done
     probe_share: float  # of steps after which it is asked what a power loss would leave
     snapshot_every: int  # entries
     deleted_block_retention: str

@@ -1,6 +1,6 @@
 """What happens to the volumes of a simulated store: at most f of them are bad between two completed repairs.
 
-outage     every call on the volume fails, or every write, until it is mended
+outage     every call on the volume fails, or every write, until it is repaired
 hurt       its content is not what was written: blank, older, flipped, cut, gone, of another store, or of a copy of the
            store that was written on by itself
 """
@@ -311,12 +311,12 @@ class Volumes:
     def is_any_good_in_sight(self) -> bool:
         return any(position not in self.outages and position not in self._away for position in self.good)
 
-    # --- mending
+    # --- repair
 
-    def mend(self) -> bool:
+    def bring_back(self) -> bool:
         """Bring every volume back as an operator would: reachable, with room, a stranger's disk made empty.
 
-        Return whether processes that were there before have to be told where the volumes are.
+        Return whether processes that were there before have to open the volumes anew.
         """
         is_new = self._was_moved or bool(self._strangers)
         self.end_black_out()

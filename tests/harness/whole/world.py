@@ -30,7 +30,7 @@ from storage_core.errors import CorruptionError, StorageError
 from storage_core.store.store import Store
 from storage_core.store.volume import locks
 
-ATTEMPTS = 3  # to settle what is not known, after which only a mended store will do
+ATTEMPTS = 3  # to recover what is not known, after which only a repaired store will do
 
 
 @dataclass
@@ -117,7 +117,7 @@ class World:
         if len(self.expectation.models) > 1 and (
             self.random.random() < self.plan.settle_share or len(self.expectation.models) > CANDIDATES_MAX
         ):
-            self.settle()
+            self.recover()
 
     def carry_out(self, process: Process, operation: Operation) -> bool:
         """Do it, with what happens in it, and learn from how it ends; return whether it was acked."""
@@ -197,9 +197,9 @@ class World:
         for process in list(self.processes):
             self.kill(process)
 
-    def mend(self) -> None:
-        """Let an operator bring the volumes back; the programs are told of them anew where they did not know all."""
-        if self.volumes.mend():
+    def repair_volumes(self) -> None:
+        """Let an operator bring the volumes back; the programs open them anew where they did not know all."""
+        if self.volumes.bring_back():
             self.restart_all()
 
     def restart_all(self) -> None:
@@ -229,7 +229,7 @@ class World:
 
     # --- knowing
 
-    def settle(self) -> None:
+    def recover(self) -> None:
         """Hold the store once, and see what became of everything that was not acked."""
         if self.volumes.blacked_out:
             return
@@ -247,7 +247,7 @@ class World:
         self.volumes.end_black_out()
         if self.plan.volume_count == 1:
             self.volumes.full.clear()
-        self.settle()
+        self.recover()
         self.invariants.at_the_end()
 
 

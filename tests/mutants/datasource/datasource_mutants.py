@@ -84,7 +84,7 @@ def begins_anew_to_commit_and_to_abort() -> list[Replacement]:
 
 def lets_an_abort_raise() -> list[Replacement]:
     def give_up(settings: Any, transaction: Any) -> None:
-        with writer.open_store(settings) as store:
+        with writer.open_store_of(settings) as store:
             store.abort(transaction)
 
     return [(stream_writer, "give_up", give_up)]

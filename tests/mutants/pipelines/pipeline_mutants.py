@@ -1,4 +1,7 @@
-"""Known mistakes of pipelines: batches under wrong identities. Each is made in the real code by a `with` block."""
+"""Known mistakes of pipelines: batches under wrong identities, and upserts that take the wrong row.
+
+Each is made in the real code by a `with` block.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +10,7 @@ from typing import Any
 
 from harness.mutants import Replacement, maker_of
 
-from spark_stream.pipelines import sinks
+from spark_stream.pipelines import sinks, tables
 from spark_stream.pipelines.backfill import Wanted
 from spark_stream.pipelines.identity import Identity
 
@@ -42,15 +45,40 @@ def _under(change: Callable[[Identity], Identity]) -> Callable[..., None]:
     return append
 
 
-MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
-    mutant.__name__: mutant
-    for mutant in (
-        numbers_all_batches_alike,
-        gives_each_attempt_an_identity_of_its_own,
-        takes_batches_with_other_rows_as_stored,
-        stores_dead_letters_as_if_they_were_the_rows,
-        names_backfills_by_their_pipeline_alone,
-    )
-}
+def upserts_what_is_older_than_the_table() -> list[Replacement]:
+    return [(tables, "_is_newer", lambda order, by_sequence: "true")]
 
-made = maker_of(MUTANTS)
+
+def upserts_nothing_that_has_no_order() -> list[Replacement]:
+    return [(tables, "_is_newer", lambda order, by_sequence: f"here.{order} >= there.{order}")]
+
+
+def upserts_without_regard_to_sequences() -> list[Replacement]:
+    return [(tables, "_by_sequence", lambda rows, sink: False)]
+
+
+def upserts_any_row_of_a_key() -> list[Replacement]:
+    return [(tables, "newest", lambda rows, sink: rows.orderBy("sequence").dropDuplicates(list(sink.keys)))]
+
+
+Mutants = dict[str, Callable[[], list[Replacement]]]
+
+
+def _named(*mutants: Callable[[], list[Replacement]]) -> Mutants:
+    return {mutant.__name__: mutant for mutant in mutants}
+
+
+MUTANTS: Mutants = _named(
+    numbers_all_batches_alike,
+    gives_each_attempt_an_identity_of_its_own,
+    takes_batches_with_other_rows_as_stored,
+    stores_dead_letters_as_if_they_were_the_rows,
+    names_backfills_by_their_pipeline_alone,
+)
+UPSERT_MUTANTS: Mutants = _named(
+    upserts_what_is_older_than_the_table,
+    upserts_nothing_that_has_no_order,
+    upserts_without_regard_to_sequences,
+    upserts_any_row_of_a_key,
+)
+made = maker_of({**MUTANTS, **UPSERT_MUTANTS})

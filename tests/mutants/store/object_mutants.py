@@ -10,16 +10,17 @@ from typing import Any
 from harness.mutants import Replacement, maker_of
 from harness.objects.store import Client
 
-from storage_core.errors import NoQuorumError, SupersededError
+from storage_core.errors import NoQuorumError, SupersededError, VolumeFailedError
 from storage_core.metadata.commands import NoOp, encode_envelope
 from storage_core.os_errors import UnreachableError
 from storage_core.raft import rules
 from storage_core.raft.entry import EntryId, make_entry
+from storage_core.raft.object_log_format import LogRecord
 from storage_core.store.ensemble import commit_reader, decision, rounds, session
+from storage_core.store.ensemble.log_recovery import snapshot_body
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.session import Session
-from storage_core.store.ensemble.settling import snapshot_body
-from storage_core.store.volume import object_log
+from storage_core.store.volume import identity, object_log
 from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.object_log import ObjectLog
 
@@ -157,7 +158,7 @@ def counts_a_volume_that_gave_no_answer() -> list[Replacement]:
 def votes_and_writes_in_one_put() -> list[Replacement]:
     """The first entry of a term stands in the record that votes for it."""
 
-    def settle(self: Session, decided: Any, frees: bool) -> None:
+    def recover(self: Session, decided: Any, frees: bool) -> None:
         leadership = self._new_leadership(decided.term_seen)
         body = snapshot_body(decided.lead, leadership.vote, self.view.durable)
         change = self._apply(NoOp(), leadership)
@@ -167,13 +168,13 @@ def votes_and_writes_in_one_put() -> list[Replacement]:
         )
 
         def prepare(volume_id: bytes) -> Any:
-            finding = decided.findings[volume_id]
-            base, snapshot = decided.lead.at(finding.keep), None
+            status = decided.statuses[volume_id]
+            base, snapshot = decided.lead.at(status.keep), None
             if base is None:
                 base, snapshot = decided.lead.base, (decided.lead.snapshot.history, body)
             entries = decided.lead.entries[base.index - decided.lead.base.index :]
             return lambda log: log.rewrite(
-                finding.end, base, [leadership.vote, *entries, entry], decided.commit, snapshot
+                status.end, base, [leadership.vote, *entries, entry], decided.commit, snapshot
             )
 
         positions = self._on_members(prepare, "entry", None)
@@ -185,20 +186,20 @@ def votes_and_writes_in_one_put() -> list[Replacement]:
         self._memory.lead(leadership)
         self._memory.led(self.view)
 
-    return [(Session, "_settle", settle)]
+    return [(Session, "_recover", recover)]
 
 
 def writes_without_a_vote() -> list[Replacement]:
     """A new leader takes the next term for itself without asking for votes first."""
 
-    def settle(self: Session, decided: Any, frees: bool) -> None:
+    def recover(self: Session, decided: Any, frees: bool) -> None:
         leadership = self._new_leadership(decided.term_seen - 1)
 
         def prepare(volume_id: bytes) -> Any:
-            finding = decided.findings[volume_id]
-            return partial(lambda log, end: end, end=finding.end)
+            status = decided.statuses[volume_id]
+            return partial(lambda log, end: end, end=status.end)
 
-        if any(finding.index != decided.lead.tip.index for finding in decided.findings.values() if finding.written):
+        if any(status.index != decided.lead.tip.index for status in decided.statuses.values() if status.written):
             original(self, decided, frees)
             return
         positions = self._on_members(prepare, "segment", None)
@@ -206,8 +207,8 @@ def writes_without_a_vote() -> list[Replacement]:
         self._memory.lead(leadership)
         self._write(self._apply(NoOp(), leadership), frees)
 
-    original = Session._settle
-    return [(Session, "_settle", settle)]
+    original = Session._recover
+    return [(Session, "_recover", recover)]
 
 
 def leads_with_the_first_log() -> list[Replacement]:
@@ -246,6 +247,24 @@ def readers_do_not_wait_between_two_leaders() -> list[Replacement]:
     return [(commit_reader.CommitReader, "_counted", counted)]
 
 
+def takes_a_record_that_leads_to_a_snapshot_for_damage() -> list[Replacement]:
+    """Its writer did not know of the snapshot yet, and is another one than who took it."""
+    take = object_log._Fold.take
+
+    def mutant(self: Any, record: LogRecord, size: int, start: Any) -> None:
+        snapshot = self._contents.snapshot if start is None else start[0]
+        if snapshot is not None and record.base.index < snapshot.entry.index:
+            self.hurt(f"record {record.number} goes on below the snapshot")
+        else:
+            take(self, record, size, start)
+
+    return [(object_log._Fold, "take", mutant)]
+
+
+def takes_an_identity_without_an_answer_for_none() -> list[Replacement]:
+    return [(identity, "_failure", lambda error, text: VolumeFailedError(text))]
+
+
 MUTANTS = {
     mutant.__name__: mutant
     for mutant in (
@@ -267,6 +286,8 @@ MUTANTS = {
         is_content_with_one_volume,
         reads_what_a_later_candidate_brought_along,
         readers_do_not_wait_between_two_leaders,
+        takes_a_record_that_leads_to_a_snapshot_for_damage,
+        takes_an_identity_without_an_answer_for_none,
     )
 }
 made = maker_of(MUTANTS)

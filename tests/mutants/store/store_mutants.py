@@ -22,10 +22,10 @@ from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft import rules
 from storage_core.raft.entry import CommitRecord, EntryId
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import commit_reader, decision, ensemble, session, settling
+from storage_core.store.ensemble import commit_reader, decision, ensemble, log_recovery, session
 from storage_core.store.ensemble.branches import Branches
 from storage_core.store.ensemble.commit_reader import CommitReader
-from storage_core.store.ensemble.decision import Decision, Finding, Found
+from storage_core.store.ensemble.decision import Decision, ReadVolume, VolumeStatus
 from storage_core.store.ensemble.session import Session
 from storage_core.store.replicas import repair_tasks
 from storage_core.store.replicas.copies import Made
@@ -102,14 +102,14 @@ def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replaceme
 def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
     """Visible is taken for durable: what stands above the commit record is gone on with as it is."""
 
-    def finding(one: Any, lead: Any, is_split: bool) -> Finding:
+    def status(one: Any, lead: Any, is_split: bool) -> VolumeStatus:
         made = plain(one, lead, is_split)
         if one.contents.tip == lead.tip and one.contents.tail_is_clean and not one.bad:
             return replace(made, in_step=True)
         return made
 
-    plain = decision._finding
-    return [(decision, "_finding", finding)]
+    plain = decision._status
+    return [(decision, "_status", status)]
 
 
 def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
@@ -120,13 +120,13 @@ def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
 def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
     """The decision rests on the first volumes that make a majority, whatever the others say."""
 
-    def decide(found: Sequence[Found], voters: Any) -> Decision:
+    def decide(found: Sequence[ReadVolume], voters: Any) -> Decision:
         enough = len(found) // 2 + 1
-        rest = [Found(one.volume_id, one.name, one.instance_id) for one in found[enough:]]
+        rest = [ReadVolume(one.volume_id, one.name, one.instance_id) for one in found[enough:]]
         return plain([*found[:enough], *rest], voters)
 
     plain = decision.decide
-    return [(settling, "decide", decide)]
+    return [(log_recovery, "decide", decide)]
 
 
 def lets_the_best_log_outvote_the_majority() -> list[Replacement]:
@@ -189,7 +189,7 @@ def cuts_the_log_at_its_first_bad_record() -> list[Replacement]:
 def a_blank_volume_votes() -> list[Replacement]:
     """NATS #7038: a disk that came back blank counts as one that agrees."""
 
-    def check(decided: Decision, voting_ids: Sequence[bytes], found: Sequence[Found]) -> None:
+    def check(decided: Decision, voting_ids: Sequence[bytes], found: Sequence[ReadVolume]) -> None:
         blank = sum(one.contents is None for one in found)
         if len(decided.voting) + blank < len(voting_ids) // 2 + 1:
             plain(decided, voting_ids, found)

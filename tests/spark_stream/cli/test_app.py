@@ -77,6 +77,19 @@ def test_wrong_usage_is_one_line_and_exit_code_2(jstream, words: list[str], said
     assert said in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["maintain", "--every", "5m"], "--every is for --watch"),
+        (["metrics", "--address", "0.0.0.0"], "--address is for --port"),
+        (["doctor", "--conf", "spark.master=yarn"], "--conf is for --spark"),
+    ],
+)
+def test_an_option_without_the_one_that_it_is_for_is_refused(jstream, orders, words: list[str], text: str) -> None:
+    outcome = jstream(*words)
+    assert (outcome.code, outcome.out, outcome.err) == (2, "", f"error: {text}\n")
+
+
 @pytest.mark.parametrize("words", [[], ["stream"], ["consumer"]])
 def test_without_arguments_a_command_shows_its_help(jstream, words: list[str]) -> None:
     outcome = jstream(*words)
@@ -178,7 +191,7 @@ def test_starting_imports_neither_arrow_nor_spark() -> None:
         "import sys, spark_stream.cli.app\n"
         "try: spark_stream.cli.app.app(['stream', 'ls', '--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'pyarrow', 'numpy', 'pyspark', 'storage_core'} & set(sys.modules)\n"
+        "heavy = {'pyarrow', 'numpy', 'pydantic', 'pyspark', 'storage_core'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=Path(__file__).parents[3])
@@ -186,23 +199,33 @@ def test_starting_imports_neither_arrow_nor_spark() -> None:
 
 # What a command that reads metadata alone does without: other packages, and what reads, writes and repairs messages.
 NOT_FOR_METADATA = {
-    *("pyarrow", "pandas", "pyspark", "jinja2", "rich", "starlette", "obstore"),
+    *("pyarrow", "pandas", "pyspark", "pydantic", "jinja2", "rich", "starlette", "obstore"),
     *("storage_core.comparison", "storage_core.foreign", "storage_core.block.reader", "storage_core.block.writer"),
     *("storage_core.store.writing.appends", "storage_core.store.reading.reading", "storage_core.store.imports"),
+    *("storage_core.store.reading.plan", "storage_core.store.ensemble.creation"),
     *("storage_core.store.maintenance.maintenance", "storage_core.store.recovery.repair", "storage_core.store.backups"),
 }
 
 
-@pytest.mark.parametrize(
-    "words", [["stream", "ls"], ["stream", "report"], ["store", "info"], ["cluster", "info"], ["events"]]
+METADATA_COMMANDS = (
+    *("stream ls", "stream info ORDERS", "stream report", "store info", "cluster info", "events", "check"),
+    *("consumer ls ORDERS", "consumer info ORDERS billing", "consumer report", "context ls"),
 )
-def test_what_reads_metadata_alone_does_not_load_arrow(tmp_path: Path, words: list[str]) -> None:
+
+
+@pytest.mark.parametrize("words", METADATA_COMMANDS)
+def test_what_reads_metadata_alone_does_not_load_arrow(
+    tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     volumes = [tmp_path / name for name in ("a", "b", "c")]
     with Store.create(volumes) as store:
-        store.add_stream({"name": "ORDERS"}).publish("ORDERS", b"1")
+        stream = store.add_stream({"name": "ORDERS"})
+        stream.publish("ORDERS", b"1")
+        stream.add_consumer({"name": "billing"})
+    monkeypatch.setenv("JSTREAM_STORE", str(volumes[0]))
     script = (
         "import sys, spark_stream.cli.app\n"
-        f"try: spark_stream.cli.app.app({[*words, '--store', str(volumes[0]), '--json']})\n"
+        f"try: spark_stream.cli.app.app({[*words.split(), '--json']})\n"
         "except SystemExit as stop: code = stop.code\n"
         f"heavy = {NOT_FOR_METADATA} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else code)"

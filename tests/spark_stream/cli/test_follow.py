@@ -78,14 +78,14 @@ def test_a_stream_that_was_made_again_is_followed_from_its_first_message_and_tol
         orders.delete_stream("ORDERS")
         orders.add_stream({"name": "ORDERS", "subjects": ["orders.>"]}).publish("orders.new", b"new life")
 
-    got = follow(Follower(orders, [start(orders.stream("ORDERS"), 6)], tell=told.append), again)
+    got = follow(Follower(orders, [start(orders.stream("ORDERS"), 6)], report=told.append), again)
     assert got == [("ORDERS", 6), ("ORDERS", 1)]
     assert told == ["stream ORDERS was deleted and made again: going on with its first message"]
 
 
 def test_when_the_last_stream_is_deleted_the_follower_ends(orders) -> None:
     told: list[str] = []
-    follower = Follower(orders, [start(orders.stream("ORDERS"), 7)], tell=told.append)
+    follower = Follower(orders, [start(orders.stream("ORDERS"), 7)], report=told.append)
     with pytest.raises(CommandFailed, match="no stream is left"):
         list(follower.batches(script(lambda: orders.delete_stream("ORDERS"), lambda: None)))
     assert told == ["stream ORDERS was deleted"]
@@ -93,7 +93,7 @@ def test_when_the_last_stream_is_deleted_the_follower_ends(orders) -> None:
 
 def test_of_several_streams_the_others_are_followed_on(orders) -> None:
     other = orders.add_stream({"name": "OTHER", "subjects": ["orders.other"]})
-    follower = Follower(orders, [start(orders.stream("ORDERS"), 7), start(other, 1)], tell=lambda _: None)
+    follower = Follower(orders, [start(orders.stream("ORDERS"), 7), start(other, 1)], report=lambda _: None)
     got = follow(follower, lambda: orders.delete_stream("ORDERS"), lambda: other.publish("orders.other", b""))
     assert got == [("OTHER", 1)]
 
@@ -118,7 +118,7 @@ def test_a_stream_that_appears_later_joins_if_it_may_hold_the_subject(orders) ->
         orders.add_stream({"name": "LATER", "subjects": ["orders.late"]}).publish("orders.late", b"")
         orders.add_stream({"name": "ELSEWHERE"}).publish("ELSEWHERE", b"")
 
-    follower = Follower(orders, [start(orders.stream("ORDERS"), 7)], "orders.>", joins=True, tell=told.append)
+    follower = Follower(orders, [start(orders.stream("ORDERS"), 7)], "orders.>", joins=True, report=told.append)
     assert follow(follower, more) == [("LATER", 1)]
     assert told == ["stream LATER is new: following it too"]
 

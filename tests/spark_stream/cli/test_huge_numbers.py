@@ -1,7 +1,7 @@
 """Numbers beyond what a store can hold are wrong usage, whichever argument they come in."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
@@ -17,8 +17,10 @@ def integer_parameters() -> Iterator[tuple[tuple[str, ...], Any]]:
     def walk(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         for name in command.list_commands(None) if hasattr(command, "commands") else ():
             yield from walk((*words, name), command.get_command(None, name))
+        hints = get_type_hints(command.callback) if command.callback is not None else {}
         for parameter in command.params:
-            if parameter.type_descriptor.annotation in (int, list[int]):
+            hint = hints.get(parameter.name)
+            if {int, list[int]} & {hint, *get_args(hint)}:
                 yield words, parameter
 
     return walk((), typer.main.get_command(app))

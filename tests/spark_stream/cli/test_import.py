@@ -88,6 +88,8 @@ def test_a_channel_stops_at_the_first_bad_record_and_shows_it(jstream) -> None:
     past = jstream("import", "stan", source, "--truncate-bad-eof", "--json")
     assert past.code == 1
     assert json.loads(jstream.done("stream", "ls", "--json")) == ["bar_2Ebaz", "foo", "leer"]
+    again = jstream("import", "stan", source, "--truncate-bad-eof")
+    assert (again.code, again.err.splitlines()[-1].rpartition("; ")[2]) == (1, "what was lost before stays lost")
     refused = jstream("import", "stan", source, "--truncate-bad-eof", "--stream", "foo", "--as", "other")
     assert refused.code == 1
     assert "refused twice in a row" in refused.err

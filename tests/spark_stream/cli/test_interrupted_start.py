@@ -28,7 +28,8 @@ def test_an_interrupt_while_modules_are_imported_is_quiet(jstream, orders, modul
             _, rest = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == 130
+    # A shell says 130 of both: Python ends by the signal itself if that met an exec() of text, as of a dataclass.
+    assert process.returncode in (130, -signal.SIGINT)
     assert [line for line in rest.splitlines() if not line.startswith("import time:")] == []
 
 

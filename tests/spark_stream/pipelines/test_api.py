@@ -51,4 +51,4 @@ def test_a_pipeline_that_cannot_start_is_refused_before_spark_is(tmp_path: Path)
         state = PipelineState(str(tmp_path / "checkpoint"))
         with state.lock("a test"), pytest.raises(CheckpointHeldError) as held:
             run_pipeline(file, tmp_path / "shop")
-        assert held.value.holder.startswith("a test, process ")
+        assert held.value.owner.startswith("a test, process ")

@@ -1,6 +1,8 @@
 """Pipelines into real Delta tables: every message once, whatever is run again, and in whatever order."""
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,10 @@ from pyspark.sql import functions as F
 
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.tables import append_to_delta, newest, upsert
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # for tests/mutants
+
+from mutants.pipelines.pipeline_mutants import UPSERT_MUTANTS, made  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
@@ -223,9 +229,8 @@ def test_columns_that_do_not_fit_the_table_are_told_before_anything_is_read(
     assert "column 'size' of the table does not come out of the transformation" in etl.fail(code=2)
 
 
-def test_rows_of_one_order_are_told_apart_by_their_sequence_here_and_in_the_table(
-    pipeline: Any, delta_spark: SparkSession
-) -> None:
+def check_upsert(pipeline: Any, delta_spark: SparkSession) -> None:
+    """Upsert two batches: rows of one order, without any, and older ones than the table has."""
     sink = pipeline('[sink]\nkind = "delta"\npath = "table"\nmode = "upsert"\nkey = "id"\norder_by = "rank"\n').sink
     columns = "sequence BIGINT, id STRING, rank INT, m MAP<STRING, INT>"
     for number, batch in enumerate(
@@ -235,5 +240,17 @@ def test_rows_of_one_order_are_told_apart_by_their_sequence_here_and_in_the_tabl
         ]
     ):
         upsert(delta_spark.createDataFrame(batch, columns), sink, Identity("test", number))
-    found = delta_spark.read.format("delta").load(sink.path).collect()
-    assert sorted((row["id"], row["sequence"]) for row in found) == [("a", 1), ("b", 4), ("c", 6), ("d", 7)]
+    table = delta_spark.read.format("delta").load(sink.path).collect()
+    assert sorted((row["id"], row["sequence"]) for row in table) == [("a", 1), ("b", 4), ("c", 6), ("d", 7)]
+
+
+def test_rows_of_one_order_are_told_apart_by_their_sequence_here_and_in_the_table(
+    pipeline: Any, delta_spark: SparkSession
+) -> None:
+    check_upsert(pipeline, delta_spark)
+
+
+@pytest.mark.parametrize("mistake", sorted(UPSERT_MUTANTS))
+def test_a_known_mistake_of_an_upsert_is_noticed(mistake: str, pipeline: Any, delta_spark: SparkSession) -> None:
+    with made(mistake), pytest.raises(AssertionError):
+        check_upsert(pipeline, delta_spark)

@@ -21,7 +21,7 @@ MADE: list[tuple[StorageError, dict[str, Any], str]] = [
     ),
     (
         errors.CheckpointHeldError("/check", "etl run, process 7 on host a"),
-        {"checkpoint": "/check", "holder": "etl run, process 7 on host a"},
+        {"checkpoint": "/check", "owner": "etl run, process 7 on host a"},
         "[JSTREAM_CHECKPOINT_HELD] checkpoint /check is held by etl run, process 7 on host a",
     ),
     (

@@ -30,7 +30,7 @@ def state(tmp_path: Path) -> PipelineState:
 
 
 def test_the_second_run_is_told_who_holds_the_checkpoint_until_that_one_is_dead(state: PipelineState) -> None:
-    assert state.holder() == ""
+    assert state.owner() == ""
     command = [sys.executable, "-c", HOLD, str(state.checkpoint)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -39,12 +39,12 @@ def test_the_second_run_is_told_who_holds_the_checkpoint_until_that_one_is_dead(
             raise AssertionError("two runs at once")
         assert held.value.checkpoint == str(state.checkpoint)
         who = rf"etl run, process {process.pid} on {os.uname().nodename}, since 20\d\d-.*Z"
-        assert re.fullmatch(who, held.value.holder)
-        assert f"process {process.pid} on" in state.holder()
+        assert re.fullmatch(who, held.value.owner)
+        assert f"process {process.pid} on" in state.owner()
         process.kill()
     with state.lock("etl run"):
-        assert f"process {os.getpid()} on" in state.holder()
-    assert state.holder() == ""
+        assert f"process {os.getpid()} on" in state.owner()
+    assert state.owner() == ""
 
 
 def test_a_checkpoint_has_one_lock_by_whatever_link_it_is_reached(state: PipelineState, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_checkpoint_in_an_object_store_has_a_lease_and_records_beside_it(
         monkeypatch.setenv(key.upper(), value)
     bucket = buckets[0].split("/")[2]
     state = PipelineState(f"s3a://{bucket}/check/orders/")
-    assert state.holder() == "" and state.offsets() is None and state.runs() == []
+    assert state.owner() == "" and state.offsets() is None and state.runs() == []
     assert state.dead_letter_checkpoint == f"s3a://{bucket}/check/orders.etl/dead-letters"
     command = [sys.executable, "-c", HOLD, f"s3://{bucket}/check/orders"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -110,14 +110,14 @@ def test_checkpoint_in_an_object_store_has_a_lease_and_records_beside_it(
         assert process.stdout.readline() == "held\n"
         with pytest.raises(CheckpointHeldError) as held, state.lock("etl run"):
             raise AssertionError("two runs at once")
-        assert f"process {process.pid} on {os.uname().nodename}" in held.value.holder
-        assert f"process {process.pid} on" in state.holder()
+        assert f"process {process.pid} on {os.uname().nodename}" in held.value.owner
+        assert f"process {process.pid} on" in state.owner()
         process.kill()
     with state.lock("etl run"):
-        assert f"process {os.getpid()} on" in state.holder()
+        assert f"process {os.getpid()} on" in state.owner()
         state.add_run({"number": 1})
         state.add_run({"number": 2})
-    assert state.holder() == ""
+    assert state.owner() == ""
     assert state.runs() == [{"number": 1}, {"number": 2}]
     beside = s3_root / bucket / "check" / "orders.etl"
     assert {path.name for path in beside.rglob("*") if path.is_file()} == {"runs.json", "etl-2.lease"}

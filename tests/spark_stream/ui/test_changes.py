@@ -40,13 +40,13 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(store: Store, volumes: 
     plans = {kind: browser.api(f"/change/{kind}", **ABOUT) for kind in KINDS}
     facts = {kind: dict(plan["facts"]) for kind, plan in plans.items()}
     assert facts["purge"]["messages that go"] == "56"
-    assert (facts["consumer-reset"]["goes on with"], facts["consumer-reset"]["done, and handed out again"]) == (13, 0)
+    assert (facts["consumer-reset"]["continues with"], facts["consumer-reset"]["done, and handed out again"]) == (13, 0)
     assert facts["consumer-pause"]["for"] == "3,600 s"
     assert plans["repair"]["command"].startswith("jstream repair ORDERS --store ")
     again = dict(browser.api("/change/consumer-reset", to="earliest", **ABOUT)["facts"])
-    assert (again["goes on with"], again["done, and handed out again"]) == (1, 12)
+    assert (again["continues with"], again["done, and handed out again"]) == (1, 12)
     long_ago = dict(browser.api("/change/consumer-reset", to="1h", **ABOUT)["facts"])
-    assert long_ago["goes on with"] == 1
+    assert long_ago["continues with"] == 1
     some = dict(browser.api("/change/purge", stream="ORDERS", subject="orders.us", keep=3)["facts"])
     assert some["messages that stay"] == str(56 - int(some["messages that go"]))
     assert store.index() == index

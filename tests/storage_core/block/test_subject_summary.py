@@ -26,7 +26,6 @@ def test_listed_subjects_answer_exactly(frames: list[list[str]], wanted: list[st
     assert summary.is_exact
     assert summary.count_by_subject() == {one: rows.count(one) for one in sorted(set(rows))}
     hit = {one for one in rows if any(matches(each, one) for each in wanted)}
-    assert summary.count_by_subject(tuple(wanted)) == {one: rows.count(one) for one in sorted(hit)}
     may, whole = summary.match_frames(tuple(wanted), len(frames))
     assert may.tolist() == [any(one in hit for one in frame) for frame in frames]
     assert whole.tolist() == [all(one in hit for one in frame) for frame in frames]

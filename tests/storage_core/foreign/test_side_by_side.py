@@ -322,15 +322,15 @@ def test_what_is_served_follows_the_vote(tmp_path: Path, contents: str, late: in
     found = drift(stores)
     (conflict,) = found.conflicts
     assert (conflict.first, conflict.end, conflict.rule) == (2, 3, rule)
-    assert conflict.settled == (rule not in (Rule.MOST, Rule.LATEST))
+    assert conflict.is_decided == (rule not in (Rule.MOST, Rule.LATEST))
     assert not found.agrees
     for copy, letter in zip(found.copies, contents, strict=True):
         states = [state for state in State if copy.runs.sequences(state).count_in(2, 3)]
         if letter in "-.":
             assert states == ([State.MISSING] if expected else [])
         else:
-            assert states == [State.THERE if letter == expected and conflict.settled else State.DIFFERENT]
-    if conflict.settled:
+            assert states == [State.THERE if letter == expected and conflict.is_decided else State.DIFFERENT]
+    if conflict.is_decided:
         assert shown(read(stores, listen=False)) == served
     else:
         with pytest.raises(DataLossError, match=rf"sequence 2: one content in n\d.* \({rule}\)"):

@@ -27,9 +27,9 @@ from storage_core.metadata.commands import (
     PauseConsumer,
     PrepareStreams,
     QueryStart,
+    RecordConsumerEvents,
     RestoreStreams,
     TakeConsumer,
-    TellConsumer,
 )
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
@@ -112,11 +112,11 @@ def test_a_consumer_is_told_of_losses_from_its_beginning_on_and_when_it_moves() 
     history = made()
     lost = SequenceSet.from_ranges([(3, 6)])
     history.apply(DeclareLost(ONE, lost.encode(), 30, "disk"))
-    assert not consumer(history).told
+    assert not consumer(history).reported
     history.apply(AddConsumer(ONE, ConsumerConfig(name="later"), 1))
-    assert history.stream().consumers["later"].told == lost
+    assert history.stream().consumers["later"].reported == lost
     history.apply(MoveConsumer(ONE, NAME, 1, 0))
-    assert consumer(history).told == lost
+    assert consumer(history).reported == lost
 
 
 def test_moving_back_keeps_what_waits_below() -> None:
@@ -178,7 +178,7 @@ def test_where_a_query_began_is_kept_until_another_one_begins() -> None:
 def test_events_of_a_consumer_are_bounded() -> None:
     history = made()
     for number in range(CONSUMER_EVENTS_KEPT + 3):
-        history.apply(TellConsumer(ONE, NAME, (Event("consumer_failed", "ORDERS", NAME, reason=str(number)),)))
+        history.apply(RecordConsumerEvents(ONE, NAME, (Event("consumer_failed", "ORDERS", NAME, reason=str(number)),)))
     assert [one.reason for one in consumer(history).events] == [str(3 + at) for at in range(CONSUMER_EVENTS_KEPT)]
 
 

@@ -52,7 +52,7 @@ def full_state() -> StoreState:
             next_sequence=60,
             history=((b"history2", 50),),
             pending=PendingMessages.of(pending_rows(SequenceSet.from_ranges([(3, 5), (8, 10)]), 77, 2)),
-            told=SequenceSet.from_ranges([(7, 8)]),
+            reported=SequenceSet.from_ranges([(7, 8)]),
             paused_until_ns=9,
             events=(Event("consumer_reset", "aa", name, "", "1", "2", "why", 78),),
             query_start=QueryStart(7, "startingOffsets=latest"),

@@ -1,17 +1,18 @@
 """Stores on object stores whose server fails, refuses, cuts connections and loses answers."""
 
+import errno
 import itertools
 import json
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
-from harness.objects.server import KEY_ID, SECRET, Faults, serving
+from harness.objects.server import KEY_ID, SECRET, Faults
 
 from storage_core.errors import (
     AlreadyExistsError,
@@ -30,17 +31,6 @@ from storage_core.store.writing.appends import WriterBatch
 
 READS = ("GET", "HEAD")
 TRANSIENT = ("503 SlowDown", "429 TooManyRequests", "500 InternalError", "cut", "lost", "short", "whole")
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
-
-
-@pytest.fixture
-def options(s3_root: Path, faults: Faults) -> Iterator[dict[str, str]]:
-    with serving(s3_root, faults) as given:
-        yield given
 
 
 def made(volumes: list[str], options: dict[str, str]) -> Store:
@@ -169,7 +159,9 @@ REFUSALS: list[tuple[str, Requests, str, type[StorageError], str]] = [
     ("403 InvalidAccessKeyId", every, "open", ProcessError, "refuses to get.*InvalidAccessKeyId"),
     ("403 SignatureDoesNotMatch", every, "open", ProcessError, "credentials.*SignatureDoesNotMatch"),
     ("400 ExpiredToken", every, "open", ProcessError, "credentials.*ExpiredToken"),
-    ("400 ExpiredToken", every, "append", NoQuorumError, "credentials.*ExpiredToken"),
+    ("400 ExpiredToken", every, "append", ProcessError, "credentials.*ExpiredToken"),
+    ("400 ExpiredToken", every, "read", ProcessError, "credentials.*ExpiredToken"),
+    ("403 InvalidAccessKeyId", every, "fetch", ProcessError, "credentials.*InvalidAccessKeyId"),
     ("403 RequestTimeTooSkewed", every, "open", ProcessError, "clock.*RequestTimeTooSkewed"),
     ("400 AuthorizationHeaderMalformed", every, "open", ProcessError, "region.*AuthorizationHeaderMalformed"),
     ("301 PermanentRedirect", every, "open", ProcessError, "region.*redirect"),
@@ -197,9 +189,12 @@ def test_what_is_refused_is_named_and_secrets_are_not_shown(
 ) -> None:
     store = made(buckets[:1], options)
     store.stream("ORDERS").append(rows(1))
+    consumer = store.stream("ORDERS").add_consumer({"name": "billing"})
     calls = {
         "open": lambda: Store.open(buckets[0], storage_options=options),
         "append": lambda: store.stream("ORDERS").append(rows(2)),
+        "read": lambda: store.stream("ORDERS").read().read_all(),
+        "fetch": lambda: consumer.fetch(1, timeout_s=0),
         "create": lambda: Store.create(buckets[1], storage_options=options),
     }
     begun_s = time.monotonic()
@@ -211,6 +206,43 @@ def test_what_is_refused_is_named_and_secrets_are_not_shown(
     assert SECRET not in said and KEY_ID not in said
     faults.judge = lambda verb, address: ""
     assert data(store) == [b"1"] * 3, "what was refused is nowhere"
+
+
+@pytest.mark.parametrize("fate", ["400 ExpiredToken", "403 AccessDenied"])
+def test_majority_that_refuses_this_process_is_no_lost_majority(
+    buckets: list[str], options: dict[str, str], faults: Faults, s3_root: Path, fate: str
+) -> None:
+    store = made(buckets, options)
+    store.stream("ORDERS").append(rows(1))
+    names = [bucket.split("/")[2] for bucket in buckets]
+    refusing = names[:2]
+    faults.judge = lambda verb, address: fate if any(f"/{name}" in address for name in refusing) else ""
+    writes: dict[str, Callable[[], object]] = {
+        "append": lambda: store.stream("ORDERS").append(rows(2)),
+        "remove": lambda: store.stream("ORDERS").remove(1),
+        "repair": lambda: store.repair(),
+        "add": lambda: store.add_stream({"name": "LOGS"}),
+        "open": lambda: Store.open(buckets, storage_options=options).add_stream({"name": "LOGS"}),
+    }
+    for write in writes.values():
+        with pytest.raises(ProcessError, match="check the credentials") as caught:
+            write()
+        assert (caught.value.errno, str(caught.value.file).split("/")[2] in refusing) == (errno.EACCES, True)
+    assert data(store) == [b"1"] * 3, "what is known to be committed is still read"
+    faults.judge = lambda verb, address: fate if f"/{refusing[0]}" in address else ""
+    store.stream("ORDERS").append(rows(2))
+    assert not store.repair()["ok"], "one of three is left as it is, and said"
+    (s3_root / names[2]).rename(s3_root / f"lost-{names[2]}")
+    with pytest.raises(ProcessError, match="check the credentials"):
+        store.stream("ORDERS").append(rows(3))
+    (s3_root / names[1]).rename(s3_root / f"lost-{names[1]}")
+    with pytest.raises(NoQuorumError) as lost:
+        store.stream("ORDERS").append(rows(3))
+    assert (lost.value.available, lost.value.needed) == (0, 2)
+    for name in names[1:]:
+        (s3_root / f"lost-{name}").rename(s3_root / name)
+    faults.judge = lambda verb, address: ""
+    assert store.repair()["ok"] and data(store) == [b"1"] * 3 + [b"2"] * 3
 
 
 def test_store_that_may_not_be_written_is_read_and_without_deletions_it_is_written(

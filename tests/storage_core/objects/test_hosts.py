@@ -1,6 +1,7 @@
 """Four hosts write one store in buckets, behind proxies that delay, repeat and lose their requests; they die and sleep.
 
-A host is a process with a machine identity and a proxy of its own. It appends batches, each until it is acked, and
+A host is a process with a machine identity and a proxy of its own; where the rights allow it, in the long test, also
+with a network namespace of its own, out of which only the proxy leads. It appends batches, each until it is acked, and
 tries to own a consumer by lease; a batch that was announced and not acked is sent again by its host's next life. A host
 sleeps for longer than every timeout and then goes on.
 """
@@ -9,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,9 +23,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
+from harness.objects import networks
 from harness.objects.proxy import AWAY, CALM, NOISE, STORM, Proxy, before
 from harness.objects.server import serving
 
@@ -44,9 +48,9 @@ from storage_core.store.environment import reaching
 from storage_core.store.store import Store
 from storage_core.store.writing.appends import WriterBatch
 
-given = json.loads(sys.argv[1])
-host, volumes, number = given["host"], given["volumes"], given["number"]
-leases.RENEW_S, leases.EXPIRES_S, leases.LOOK_S = given["lease"]
+settings = json.loads(sys.argv[1])
+host, volumes, number = settings["host"], settings["volumes"], settings["number"]
+leases.RENEW_S, leases.EXPIRES_S, leases.LOOK_S = settings["lease"]
 socket.gethostname = lambda: host
 lock = threading.Lock()
 
@@ -55,7 +59,7 @@ def say(*words):
         print(json.dumps(words), flush=True)
 
 def opened():
-    env = replace(reaching(given["options"]), lock_domain=lambda: f"{host}/{host}/{host}")
+    env = replace(reaching(settings["options"]), lock_domain=lambda: f"{host}/{host}/{host}")
     return Store.open(volumes, env=env)
 
 def own():
@@ -90,7 +94,7 @@ def own():
 threading.Thread(target=own, daemon=True).start()
 store = None
 while True:
-    rows = [{"subject": "orders.new", "data": f"{host} {number} {row}".encode()} for row in range(given["rows"])]
+    rows = [{"subject": "orders.new", "data": f"{host} {number} {row}".encode()} for row in range(settings["rows"])]
     say("try", number)
     while True:
         try:
@@ -120,18 +124,21 @@ class Move(NamedTuple):
 class Host:
     """One host: its proxy, the process that lives there, and what it said."""
 
-    def __init__(self, name: str, proxy: Proxy, given: dict[str, Any]) -> None:
-        self.name, self.proxy, self.given = name, proxy, given | {"host": name}
+    def __init__(self, name: str, proxy: Proxy, settings: dict[str, Any], network: int | None) -> None:
+        """`network`: the process that keeps its network namespace; None if it has none of its own."""
+        self.name, self.proxy, self.settings = name, proxy, settings | {"host": name}
+        self._entrance = [] if network is None else ["nsenter", f"--target={network}", "--net"]
         self.acked: dict[int, tuple[int, int]] = {}
         self.moved: list[Move] = []
-        self.next_number = self.lives = self.acked_before = 0
+        self.next_number = self.lives = self.pauses = self.acked_before = 0
         self.said: list[tuple[Any, ...]] = []
         self.process: subprocess.Popen[str] | None = None
 
     def live(self) -> None:
         self.lives, self.acked_before = self.lives + 1, len(self.acked)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", HOST, json.dumps(self.given | {"number": self.next_number})]
+        settings = json.dumps(self.settings | {"number": self.next_number})
+        command = [*self._entrance, sys.executable, "-c", HOST, settings]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd="/", env=environment
         )
@@ -143,14 +150,14 @@ class Host:
         for line in process.stdout:
             if not line.endswith("]\n"):
                 continue
-            what, *words = json.loads(line)
-            if what == "acked":
+            verb, *words = json.loads(line)
+            if verb == "acked":
                 self.acked[words[0]] = (words[1], words[2])
                 self.next_number = words[0] + 1
-            elif what == "moved":
+            elif verb == "moved":
                 self.moved.append(Move(*words, who))
             else:
-                self.said.append((what, *words))
+                self.said.append((verb, *words))
 
     def kill(self) -> None:
         assert self.process is not None
@@ -158,7 +165,14 @@ class Host:
         self.process.wait()
         self.listener.join()
 
-    def send(self, number: signal.Signals) -> None:
+    def pause(self) -> None:
+        self.pauses += 1
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
 
@@ -202,29 +216,46 @@ def make_bucket(name: str, options: Mapping[str, Any]) -> None:
 
 
 def write_from_hosts(
-    options: Mapping[str, str], buckets: list[str], seconds: float, lease_s: tuple[float, float, float], seed: int
+    options: Mapping[str, str],
+    buckets: list[str],
+    seconds: float,
+    lease_s: tuple[float, float, float],
+    seed: int,
+    with_networks: bool = False,
 ) -> None:
     volumes, random = [f"s3://{bucket}/shop" for bucket in buckets], Random(seed)
     with Store.create(volumes, storage_options=options) as store:
         store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
     timeout_s = min(lease_s[0] * 4, 8.0)  # of a request
-    given = {"volumes": volumes, "lease": lease_s, "rows": ROW_COUNT}
+    settings = {"volumes": volumes, "lease": lease_s, "rows": ROW_COUNT}
     with ExitStack() as stack:
         hosts = []
         for number in range(HOST_COUNT):
-            proxy, address = stack.enter_context(before(options["aws_endpoint_url"], seed + number, timeout_s))
+            network = stack.enter_context(networks.network()) if with_networks else None
+            entered = None if network is None else networks.inside(network)
+            if network is not None:
+                _assert_is_cut_off(network, options["aws_endpoint_url"])
+            proxy, address = stack.enter_context(before(options["aws_endpoint_url"], seed + number, timeout_s, entered))
             reached = {**options, "aws_endpoint_url": address, "timeout": f"{timeout_s:g}s"}
-            hosts.append(Host(f"host-{number}", proxy, given | {"options": reached}))
+            hosts.append(Host(f"host-{number}", proxy, settings | {"options": reached}, network))
         try:
             for host in hosts:
                 host.live()
             _trouble(hosts, buckets, seconds, 1.5 * max(lease_s[1], 10.0 if lease_s[1] > 10 else 0.0), random)
         finally:
             for host in hosts:
-                host.send(signal.SIGCONT)
+                host.resume()
                 host.kill()
         time.sleep(3 * timeout_s)  # for what lands late
-    _check(hosts, volumes, options, seed)
+    kind = "with networks of their own" if with_networks else "with machine identities of their own"
+    print(f"\n{HOST_COUNT} hosts {kind}: {_check(hosts, volumes, options, seed)}")
+
+
+def _assert_is_cut_off(network: int, server: str) -> None:
+    """Check that the way to the server leads through the proxy."""
+    address = urlsplit(server)
+    with networks.inside(network), pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.hostname, address.port)).close()
 
 
 def _trouble(hosts: list[Host], buckets: list[str], seconds: float, pause_s: float, random: Random) -> None:
@@ -239,7 +270,7 @@ def _trouble(hosts: list[Host], buckets: list[str], seconds: float, pause_s: flo
             host.proxy.odds = odds
         time.sleep(random.uniform(0.3, 0.1 * pause_s + 1.0))
         for host in [host for host, until in asleep.items() if until <= time.monotonic()]:
-            host.send(signal.SIGCONT)
+            host.resume()
             del asleep[host]
         host = random.choice(hosts)
         if host in asleep:
@@ -248,7 +279,7 @@ def _trouble(hosts: list[Host], buckets: list[str], seconds: float, pause_s: flo
             host.kill()
             host.live()
         elif len(asleep) < HOST_COUNT // 2:
-            host.send(signal.SIGSTOP)
+            host.pause()
             asleep[host] = time.monotonic() + pause_s
 
 
@@ -256,7 +287,8 @@ def _has_seen_enough(hosts: list[Host]) -> bool:
     return any(host.moved for host in hosts) and any(host.acked for host in hosts)
 
 
-def _check(hosts: list[Host], volumes: list[str], options: Mapping[str, str], seed: int) -> None:
+def _check(hosts: list[Host], volumes: list[str], options: Mapping[str, str], seed: int) -> str:
+    """Check that the store says what the hosts do; return what was seen."""
     store = Store.open(volumes, storage_options=options)
     for host in hosts:  # the batch that was under way
         rows = [f"{host.name} {host.next_number} {row}".encode() for row in range(ROW_COUNT)]
@@ -264,24 +296,29 @@ def _check(hosts: list[Host], volumes: list[str], options: Mapping[str, str], se
         got = store.stream("ORDERS").append([{"subject": "orders.new", "data": row} for row in rows], batch)
         host.acked[host.next_number] = (got.start, got.stop)
     table = store.stream("ORDERS").read(columns=["sequence", "data"]).read_all()
-    found = dict(zip(table["sequence"].to_pylist(), table["data"].to_pylist(), strict=True))
+    messages = dict(zip(table["sequence"].to_pylist(), table["data"].to_pylist(), strict=True))
     for host in hosts:
         assert sorted(host.acked) == list(range(host.next_number + 1)), (seed, host.name)
         for number, (start, stop) in host.acked.items():
             expected = [f"{host.name} {number} {row}".encode() for row in range(ROW_COUNT)]
-            assert [found.pop(sequence, b"") for sequence in range(start, stop)] == expected, (seed, host.name, number)
+            assert [messages.pop(sequence, b"") for sequence in range(start, stop)] == expected, (
+                seed,
+                host.name,
+                number,
+            )
         assert all(a[1] <= b[0] for a, b in pairwise(host.acked[number] for number in sorted(host.acked))), seed
-    assert not found, (seed, "nothing is there that nobody was acked for")
+    assert not messages, (seed, "nothing is there that nobody was acked for")
     moves = [move for host in hosts for move in host.moved]
     assert moves, (seed, [host.said[-5:] for host in hosts])
     owners = _check_owners(moves, seed)
     report = store.repair()
     assert report["ok"], (seed, report)
     fates = sum((host.proxy.fates for host in hosts), start=type(hosts[0].proxy.fates)())
-    batch_count, life_count = sum(len(host.acked) for host in hosts), sum(host.lives for host in hosts)
-    print(
-        f"\nseed={seed}: {batch_count} batches of {HOST_COUNT} hosts, once and in order on {len(volumes)} volumes, "
-        f"{life_count} lives, {len(moves)} moves by {owners} owners of a consumer; requests: {dict(fates)}"
+    batch_count, kill_count = sum(len(host.acked) for host in hosts), sum(host.lives - 1 for host in hosts)
+    return (
+        f"seed={seed}: {batch_count} batches, once and in order on {len(volumes)} volumes, {kill_count} kills, "
+        f"{sum(host.pauses for host in hosts)} pauses, {len(moves)} moves by {owners} owners of a consumer, "
+        f"never two at once; requests: {dict(fates)}"
     )
 
 
@@ -298,7 +335,7 @@ def _check_owners(moves: list[Move], seed: int) -> int:
         if owner[0] == generation:
             assert ended[owner] <= owned_s, (seed, f"{owner[2]} and {who} own generation {generation}")
     for move in moves:
-        later = [other.ended_s for other in moves if other.generation > move.generation]
+        later = [later_move.ended_s for later_move in moves if later_move.generation > move.generation]
         assert move.begun_s <= min(later, default=move.begun_s), (seed, f"{move.who} moves behind a later owner")
     return len(ended)
 
@@ -319,4 +356,6 @@ def test_hosts_that_die_and_sleep_for_long(
         for name in names:
             make_bucket(name, options)
         timeouts = (leases.RENEW_S, leases.EXPIRES_S, leases.LOOK_S)
-        write_from_hosts(options, names, soak_seconds, timeouts, time.time_ns() % 1_000_000)
+        write_from_hosts(
+            options, names, soak_seconds, timeouts, time.time_ns() % 1_000_000, with_networks=networks.are_allowed()
+        )

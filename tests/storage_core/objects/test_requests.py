@@ -16,7 +16,7 @@ from harness.objects.scheduler import Scheduler
 from harness.objects.store import Odds, Service
 
 from storage_core.block.format import FRAME_SIZE_TARGET
-from storage_core.deadlines import DeadlineFiles
+from storage_core.deadlines import VARIABLE, DeadlineFiles
 from storage_core.errors import UnsuitableFileSystemError
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Append, AppendedBlocks
@@ -24,6 +24,7 @@ from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.objects.files import FIRST_READ_SIZE, ObjectFiles
 from storage_core.objects.reached import AnyFiles
 from storage_core.objects.reading_ahead import AHEAD_COUNT, PIECE_SIZE
+from storage_core.store import environment
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.store import Store
@@ -45,22 +46,24 @@ class Counting:
         self.sizes: list[int] = []  # of what was asked for, in bytes
         self._asked = threading.Condition(self._lock)
         self._wait: Callable[[], None] = lambda: None
+        self._asked_of_held, self._was_waited_for = 0, False
+        self._held_back = ("", threading.Event())  # a bucket that gives no answer until then
 
     def connect(self, uri: str) -> Any:
         client = self._service.connect(uri)
         for method, verb in VERBS.items():
-            setattr(client, method, self._counted(getattr(client, method), verb))
+            setattr(client, method, self._counted(getattr(client, method), verb, uri))
         begin_put = client.begin_put
 
         def begin(name: str) -> Any:
             upload = begin_put(name)
-            upload.write = self._counted(upload.write, "part")
+            upload.write = self._counted(upload.write, "part", uri)
             return upload
 
         client.begin_put = begin
         return client
 
-    def _counted(self, call: Any, verb: str) -> Any:
+    def _counted(self, call: Any, verb: str, uri: str) -> Any:
         def counted(*arguments: Any) -> Any:
             with self._asked:
                 self.counts[verb] += 1
@@ -68,6 +71,10 @@ class Counting:
                     self.sizes += [end - start for start, end in arguments[-1]]
                 self._asked.notify_all()
             self._wait()
+            bucket, released = self._held_back
+            if uri.startswith(bucket or "none"):
+                self._asked_of_held += 1
+                self._was_waited_for |= not released.wait(60.0)
             result = call(*arguments)
             if isinstance(result, tuple):
                 self.sizes.append(len(result[0]))
@@ -94,6 +101,18 @@ class Counting:
         finally:
             self._wait = lambda: None
             released.set()
+
+    @contextmanager
+    def holding_back(self, bucket: str) -> Iterator[Callable[[], int]]:
+        """Answer nothing that this bucket is asked meanwhile, which nobody may wait for; yield what counts that."""
+        released = threading.Event()
+        self._asked_of_held, self._was_waited_for, self._held_back = 0, False, (bucket, released)
+        try:
+            yield lambda: self._asked_of_held
+        finally:
+            self._held_back = ("", released)
+            released.set()
+        assert not self._was_waited_for
 
     def objects(self, bucket: str) -> dict[str, bytes]:
         return self._service.buckets[bucket].objects
@@ -139,11 +158,11 @@ def counting() -> Counting:
 MESSAGES = pa.table({"subject": ["orders.new"], "data": ["x"]})
 
 
-def made(counting: Counting, volume_count: int) -> list[str]:
+def made(counting: Counting, volume_count: int, message_count: int = 40) -> list[str]:
     volumes = [f"s3://bucket{number}/shop" for number in range(volume_count)]
     store = Store.create(volumes, env=counting.process())
     store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
-    for _ in range(40):
+    for _ in range(message_count):
         store.stream("ORDERS").append(MESSAGES)
     return volumes
 
@@ -279,6 +298,19 @@ def test_reads_ask_for_no_more_than_their_plan_leaves(counting: Counting) -> Non
     assert sum(counting.sizes) <= opening + PIECE_SIZE, "nobody has asked for a second piece"
 
 
+def test_small_blocks_are_read_by_one_request_each(counting: Counting) -> None:
+    store = Store.create("s3://bucket0/shop", env=counting.process())
+    stream = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    messages = incompressible(1).slice(0, 512)
+    assert messages.nbytes > FIRST_READ_SIZE
+    for _ in range(3):
+        stream.append(messages)
+    stream.read().read_all()  # what was committed last is known from now on
+    with counting.asking() as counts:
+        assert sum(batch.num_rows for batch in stream.read(columns=["data"])) == 3 * len(messages)
+    assert counts["get"] == 3
+
+
 def test_frames_are_fetched_together_and_ahead_and_no_further(counting: Counting) -> None:
     batches = iter(with_large_block(counting).stream("ORDERS").read(columns=["data"]))
     next(batches)
@@ -310,3 +342,52 @@ def test_large_block_is_put_in_parts_and_is_nowhere_before_it_is_whole(counting:
         store.stream("ORDERS").read(columns=["data"]).read_all()["data"].slice(len(incompressible(10)) + 1)
         == messages["data"]
     )
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+def test_readers_and_writers_that_take_turns_ask_for_what_is_new(counting: Counting, volume_count: int) -> None:
+    volumes = made(counting, volume_count, 1)
+    first, second, reader = (Store.open(volumes, env=counting.process()) for _ in range(3))
+    for _ in range(2):
+        first.stream("ORDERS").append(MESSAGES)
+        second.stream("ORDERS").append(MESSAGES)
+    with counting.asking() as counts:
+        first.stream("ORDERS").append(MESSAGES)
+    assert (counts["get"], counts["put"], counts["create"]) == (2 * volume_count, volume_count, 2 * volume_count)
+    assert reader.stream("ORDERS").last_sequence == 6
+    for last_sequence in (7, 8):
+        first.stream("ORDERS").append(MESSAGES)
+        with counting.asking() as counts:
+            assert reader.stream("ORDERS").last_sequence == last_sequence
+        assert counts["get"] == volume_count, "the new record of each volume"
+
+
+def test_record_that_is_listed_as_it_was_is_not_fetched_again(counting: Counting) -> None:
+    metadata = Store.open(made(counting, 1), env=counting.process()).metadata
+    (before,) = metadata.memory.read_all(metadata.known_volumes)
+    with counting.asking() as counts:
+        (log,) = metadata.memory.read_all(metadata.known_volumes)
+    assert log.contents is not None and before.contents is not None
+    assert log.contents.entries == before.contents.entries
+    assert counts == {"list": 1, "get": 1}, "the snapshot, which is the witness, always is"
+    name = max(name for name in counting.objects("s3://bucket0") if name.endswith(".rec"))
+    counting.objects("s3://bucket0")[name] = b"damaged"
+    (log,) = metadata.memory.read_all(metadata.known_volumes)
+    assert log.contents is not None and log.contents.bad is not None, "another tag"
+
+
+def test_append_waits_for_no_bucket_that_is_slower_than_most(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "SLOW_S", 0.0)
+    monkeypatch.setenv(VARIABLE, "600")  # seconds: no deadline ends the wait
+    volumes = made(counting, 3)
+    stream = Store.open(volumes, env=counting.process()).stream("ORDERS")
+    stream.append(MESSAGES)
+    with counting.holding_back("s3://bucket1") as held:
+        for _ in range(3):
+            stream.append(MESSAGES)
+        assert stream.last_sequence == 44
+        assert held(), "what it was asked has no answer yet"
+    stream.append(MESSAGES)
+    assert stream.read(columns=["sequence"]).read_all().num_rows == 45

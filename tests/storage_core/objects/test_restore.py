@@ -1,24 +1,12 @@
 """Backups that are restored onto object stores, and what a restore or a creation leaves that fails."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.objects.server import Faults, serving
+from harness.objects.server import Faults
 
 from storage_core.errors import AlreadyExistsError, NotAStoreError, StorageError
 from storage_core.store.store import Store
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
-
-
-@pytest.fixture
-def options(s3_root: Path, faults: Faults) -> Iterator[dict[str, str]]:
-    with serving(s3_root, faults) as given:
-        yield given
 
 
 @pytest.fixture

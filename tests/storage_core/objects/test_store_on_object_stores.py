@@ -1,17 +1,28 @@
 """Stores on object stores, by the public surface, on a server."""
 
+import gc
+import itertools
 import shutil
 import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from harness.objects.server import Faults
 
 from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, StorageError
+from storage_core.objects.files import ObjectFiles
+from storage_core.objects.remote import RemoteObjectStore
+from storage_core.paths import place
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import Start
 from storage_core.store.store import Store
+from storage_core.store.volume import object_probe
+from storage_core.store.volume.identity import FILE_NAME
 
 MESSAGES = pa.table({"subject": ["orders.new"] * 1000, "data": [f"order {n}" for n in range(1000)]})
 
@@ -64,6 +75,32 @@ def test_settings_that_are_none_are_named(buckets: list[str], given: dict[str, s
         Store.open(buckets[0], storage_options=given)
 
 
+@pytest.mark.parametrize("volume_count", [1, 3])
+def test_open_or_create_waits_for_the_one_that_makes_the_store(
+    buckets: list[str], options: dict[str, str], faults: Faults, monkeypatch: pytest.MonkeyPatch, volume_count: int
+) -> None:
+    monkeypatch.setattr(object_probe, "PATIENCE_S", 0.0)
+    nearly_made, waits, listings = threading.Event(), threading.Event(), itertools.count(1)
+
+    def hold_back_identities(verb: str, address: str) -> str:
+        if verb == "PUT" and address.endswith(FILE_NAME):
+            nearly_made.set()
+            assert waits.wait(60.0)
+        if nearly_made.is_set() and "list-type" in address and next(listings) > 12:  # it looked again and again
+            waits.set()
+        return ""
+
+    faults.judge = hold_back_identities
+    with ThreadPoolExecutor(1) as thread:
+        maker = thread.submit(Store.create, buckets[:volume_count], storage_options=options)
+        assert nearly_made.wait(60.0)
+        try:
+            other = Store.open_or_create(buckets[:volume_count], 60.0, storage_options=options)
+        finally:
+            waits.set()
+        assert other.id == maker.result().id
+
+
 def test_two_writers_take_turns(buckets: list[str], s3_options: dict[str, str]) -> None:
     first = made(buckets, s3_options)
     second = Store.open(buckets, storage_options=s3_options)
@@ -72,16 +109,6 @@ def test_two_writers_take_turns(buckets: list[str], s3_options: dict[str, str]) 
         for store in (first, second):
             taken += store.stream("ORDERS").append([{"subject": "orders.new", "data": b"one"}])
     assert taken == list(range(1, 11))
-
-
-def test_consumer_goes_on_where_it_was(buckets: list[str], s3_options: dict[str, str]) -> None:
-    store = made(buckets[:1], s3_options)
-    store.stream("ORDERS").append(MESSAGES)
-    consumer = store.stream("ORDERS").add_consumer({"name": "billing"})
-    table = consumer.fetch(600, timeout_s=0)
-    consumer.ack(table["sequence"])
-    other = Store.open(buckets[0], storage_options=s3_options).stream("ORDERS").consumer("billing")
-    assert other.fetch(600, timeout_s=0)["sequence"].to_pylist() == list(range(601, 1001))
 
 
 def test_what_verify_found_is_known_to_whoever_looks_next(
@@ -175,3 +202,19 @@ def test_settings_come_from_the_environment(
 def test_settings_are_for_object_stores_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="storage_options are for object stores"):
         Store.create(tmp_path / "shop", storage_options={"aws_region": "x"})
+
+
+def test_clients_go_with_the_files_that_made_them(buckets: list[str], s3_options: dict[str, str]) -> None:
+    clients: list[weakref.ref[RemoteObjectStore]] = []
+
+    def connect(uri: str) -> RemoteObjectStore:
+        client = RemoteObjectStore(uri, s3_options)
+        clients.append(weakref.ref(client))
+        return client
+
+    files = ObjectFiles(connect)
+    assert files.list_directory(place(buckets[0])) == []
+    assert [client() is None for client in clients] == [False]
+    del files
+    gc.collect()
+    assert [client() is None for client in clients] == [True]

@@ -19,7 +19,7 @@ from storage_core.metadata.commands import Append
 from storage_core.metadata.state import ABORTED
 from storage_core.store.environment import Environment
 from storage_core.store.store import Store
-from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.placement_journal import PlacementJournal
 from storage_core.store.writing.appends import WriterBatch
 
 STORES = Path(__file__).resolve().parents[2] / "data" / "stores"

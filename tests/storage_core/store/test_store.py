@@ -1,6 +1,7 @@
 """The face of a store: where its volumes may lie, and what is no path and no configuration."""
 
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def test_commas_separate_paths_in_text_and_belong_to_them_in_a_list(tmp_path: Pa
 def test_a_file_uri_is_a_path_and_other_uris_are_none(tmp_path: Path) -> None:
     assert Store.create(f"file://{tmp_path}/shop").paths == [f"{tmp_path}/shop"]
     assert Store.open(f"file:{tmp_path}/shop").paths == [f"{tmp_path}/shop"]
-    with pytest.raises(ValueError, match="path: 'hdfs://host/shop' is not a local path"):
+    with pytest.raises(ValueError, match="path: 'hdfs://host/shop' is not a local path.*HDFS and DBFS hold no volumes"):
         Store.create("hdfs://host/shop")
 
 
@@ -72,9 +73,8 @@ def test_one_stream_is_a_name_or_a_list_of_one(tmp_path: Path, streams: Any) -> 
     store = Store.create(tmp_path / "shop")
     for name in ("ORDERS", "O"):
         store.add_stream({"name": name}).publish(name, b"a bell")
-    assert store.verify(streams=streams)["checked_blocks"] == 1
-    assert store.repair(streams=streams)["checked_blocks"] == 1
-    assert store.scrub(streams=streams)["checked_blocks"] == 1
+    for call in (store.verify, store.repair, store.scrub):
+        assert call(streams)["checked_blocks"] == 1
     assert [one["config"]["name"] for one in store.report(streams)] == ["ORDERS"]
     assert list(store.begin(streams).targets) == ["ORDERS"]
     assert [one["name"] for one in store.backup(tmp_path / "saved", streams)["streams"]] == ["ORDERS"]
@@ -86,8 +86,33 @@ def test_one_stream_is_a_name_or_a_list_of_one(tmp_path: Path, streams: Any) -> 
 def test_what_is_no_name_of_a_stream_is_named(tmp_path: Path, streams: Any) -> None:
     store = Store.create(tmp_path / "shop")
     for call in (store.verify, store.repair, store.scrub, store.report, store.compact):
-        with pytest.raises(ValueError, match="streams: .* is neither the name of a stream nor a list of names"):
+        with pytest.raises(ValueError, match="streams: .* is neither a name nor a list of names"):
             call(streams=streams)
+
+
+@pytest.mark.parametrize("arguments", [{"read_only": "no"}, {"take_over": "false"}, {"lock_timeout_s": "1m"}])
+def test_what_is_no_way_to_open_a_store_is_named(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    Store.create(tmp_path / "shop")
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError, match=f"{name}: {value!r} is n"):
+        Store.open(tmp_path / "shop", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda store: store.scrub(limit_bytes="10GB"), "limit_bytes: '10GB' is not a number of bytes"),
+        (lambda store: store.scrub(rate_bytes_per_s=True), "rate_bytes_per_s: True is not a number of bytes"),
+        (lambda store: store.events(kind=5), "kind: 5 is no kind of event"),
+        (lambda store: store.remove_volumes(5), "names: 5 is neither a name nor a list of names"),
+        (lambda store: store.first_at_time("ORDERS", "2026"), "time_ns: '2026' is not a number of nanoseconds"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(tmp_path: Path, call: Callable[[Store], Any], text: str) -> None:
+    store = Store.create(tmp_path / "shop")
+    store.add_stream({"name": "ORDERS"})
+    with pytest.raises(ValueError, match=text):
+        call(store)
 
 
 def test_open_or_create_makes_a_store_once(tmp_path: Path) -> None:

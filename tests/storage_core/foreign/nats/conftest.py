@@ -52,7 +52,7 @@ class Records:
 class ReadOnlyFiles(OsFiles):
     """A file system on which everything but reading is a bug."""
 
-    def open(self, path: Path, writable: bool = False) -> File:
+    def open(self, path: Path, writable: bool = False, size: int | None = None) -> File:
         assert not writable, path
         return super().open(path)
 

@@ -27,7 +27,7 @@ from storage_core.store.store import Store
 
 MEMORY_MAX = 500 << 20  # bytes, of a process that reads one of these
 BOMB_SIZE = 64 << 20
-SECONDS_MAX = 5.0  # of CPU
+SECONDS_MAX = 10.0  # of CPU: what is linear takes up to five beside other work, what is not takes minutes
 
 
 def uvarint(value: int) -> bytes:
@@ -242,7 +242,7 @@ def test_damage_at_every_second_record_is_told_in_a_bounded_list(make_stream: Ca
     assert places == [*[1] * PLACE_COUNT_MAX, DENSE // 2 - PLACE_COUNT_MAX]
     rest = told[PLACE_COUNT_MAX]
     assert rest.costs and (rest.first, rest.end) == (2 * PLACE_COUNT_MAX + 2, None)
-    assert "more places of damage, not told one by one; one of them: checksum mismatch" in rest.reason
+    assert "more places of damage, not reported one by one; one of them: checksum mismatch" in rest.reason
     with pytest.raises(DataLossError):
         list(read_foreign_slice(store.plan("S")[0], ["sequence"]))
 

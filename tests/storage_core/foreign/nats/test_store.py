@@ -261,7 +261,7 @@ def test_disk_that_cannot_read_a_block_loses_that_block_alone(records: Any, make
     parts = open_foreign(make_stream("ORDERS", blocks)).plan("ORDERS")
 
     class FailingFiles(OsFiles):
-        def open(self, path: Path, writable: bool = False) -> OsFile:
+        def open(self, path: Path, writable: bool = False, size: int | None = None) -> OsFile:
             if path.name == "2.blk":
                 raise OSError(errno.EIO, "Input/output error", str(path))
             return super().open(path, writable)

@@ -189,7 +189,7 @@ def test_disk_that_fails_in_the_middle_of_a_file_loses_the_rest_of_it(
             return super().read_into(offset_bytes, buffer)
 
     class FailingFiles(OsFiles):
-        def open(self, path: Path, writable: bool = False) -> OsFile:
+        def open(self, path: Path, writable: bool = False, size: int | None = None) -> OsFile:
             return FailingFile(path, os.open(path, os.O_RDONLY))
 
     store = make_channel(msgs_1_dat=writer.slice(1, 11))

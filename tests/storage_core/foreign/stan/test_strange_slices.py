@@ -160,7 +160,7 @@ def test_trouble_at_every_second_message_is_told_in_a_bounded_list(
     assert sum(one.places for one in told) == DENSE // 2
     assert sum(one.lost_count or 0 for one in told) == DENSE // 2
     rest = told[-1]
-    assert rest.costs and not rest.allowed and rest.end == DENSE + 1 and "not told one by one" in rest.reason
+    assert rest.costs and not rest.allowed and rest.end == DENSE + 1 and "not reported one by one" in rest.reason
     with pytest.raises(DataLossError):
         read(store)
     served, told = all_told(store, read, no_crc=True)

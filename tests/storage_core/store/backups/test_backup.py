@@ -46,7 +46,7 @@ from storage_core.store.store import Store
 
 
 @pytest.fixture(scope="module")
-def saved() -> Machine:
+def saved(volumes: None) -> Machine:
     """A machine with a store of three volumes and a backup of it."""
     machine = lived(3)
     backup(machine.open(), BACKUP)
@@ -227,6 +227,7 @@ def test_what_is_no_place_for_a_backup_is_refused_and_left_alone(saved: Machine)
         (str(machine.paths[0] / "backup"), ValueError, "must not lie in the other"),
         ("/disk", ValueError, "must not lie in the other"),
         ("", ValueError, "is no path"),
+        ("s3://bucket/backup", ValueError, "is in an object store; a backup is a directory of a disk"),
     ]
     before = files_below(machine, Path("/disk"))
     for directory, error, reason in refused:
@@ -322,12 +323,13 @@ def test_what_is_no_backup_says_what_it_is(saved: Machine, monkeypatch: pytest.M
     machine = saved.copy()
     env = machine.environment()
     env.files.make_directory(Path("/disk/mine"))
-    for directory, reason in (
-        ("/disk/none", "does not exist or is not a directory"),
-        ("/disk/mine", r"holds no backup: it has no jstream\.backup"),
-        (machine.paths[0], "it is a volume of a store"),
+    for directory, error, reason in (
+        ("/disk/none", NotAStoreError, "does not exist or is not a directory"),
+        ("/disk/mine", NotAStoreError, r"holds no backup: it has no jstream\.backup"),
+        (machine.paths[0], NotAStoreError, "it is a volume of a store"),
+        ("s3://bucket/backup", ValueError, "is in an object store"),
     ):
-        with pytest.raises(NotAStoreError, match=reason):
+        with pytest.raises(error, match=reason):
             Store.restore(directory, NEW[0], env=env)
     manifest = open_manifest(machine)
     with monkeypatch.context() as patched:
@@ -378,7 +380,7 @@ def test_blocks_removed_for_longer_than_they_are_kept_are_told_of(saved: Machine
             machine.clock.sleep(2 * 3600)
             other.maintain()
 
-    with pytest.raises(StorageError, match="make it again"), quiet():
+    with pytest.raises(StorageError, match="repeat the command"), quiet():
         backup(store, "/disk/other", progress=purge)
     backup(store, "/disk/other")
     assert seen_in_store(Store.restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(store)

@@ -31,7 +31,7 @@ SECOND_NS = 10**9
 
 
 @pytest.fixture(scope="module")
-def saved() -> Machine:
+def saved(volumes: None) -> Machine:
     """A machine with a store of three volumes and a backup of it."""
     machine = lived(3)
     backup(machine.open(), BACKUP)

@@ -73,7 +73,7 @@ class ModelConsumer:
             self.waiting.update({one: (now + ACK_WAIT_S, times) for one, times in given.items()})
         return given
 
-    def settle(self, kind: str, sequences: set[int], now: float, delay: float) -> int:
+    def reconcile(self, kind: str, sequences: set[int], now: float, delay: float) -> int:
         if kind == "ack" and self.config.get("ack_policy") == "all" and sequences:
             sequences = {one for one in self.waiting if one <= max(sequences)}
         meant = sequences & set(self.waiting)
@@ -126,8 +126,9 @@ class ConsumerMachine(RuleBasedStateMachine):
     @rule(process=PROCESSES, sequences=st.sets(st.integers(1, 20), min_size=1, max_size=3))
     def remove(self, process: int, sequences: set[int]) -> None:
         self.stores[process].stream("orders").remove(sequences)
-        for one in sequences:
-            self.messages.pop(one, None)
+        for sequence in sequences:
+            self.messages.pop(sequence, None)
+            self.model.waiting.pop(sequence, None)  # it is skipped from now on, not acknowledged
 
     @rule(seconds=st.sampled_from([1, 10, 31]))
     def wait(self, seconds: int) -> None:
@@ -149,8 +150,8 @@ class ConsumerMachine(RuleBasedStateMachine):
         process=PROCESSES, kind=st.sampled_from(["ack", "nak", "term"]),
         sequences=st.sets(st.integers(1, 15), min_size=1, max_size=6), delay=st.sampled_from([0, 5]),
     )  # fmt: skip
-    def settle(self, process: int, kind: str, sequences: set[int], delay: int) -> None:
-        expected = self.model.settle(kind, sequences, self.now, delay)
+    def reconcile(self, process: int, kind: str, sequences: set[int], delay: int) -> None:
+        expected = self.model.reconcile(kind, sequences, self.now, delay)
         consumer = self.consumer(process)
         done = consumer.nak(sequences, delay) if kind == "nak" else getattr(consumer, kind)(sequences)
         assert done == expected

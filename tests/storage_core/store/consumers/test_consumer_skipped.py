@@ -113,8 +113,8 @@ def test_a_query_s_consumer_counts_what_was_removed_before_its_batch_was_finishe
     with_consumer = QueryReader(store, "reader")
     at = with_consumer.begin({"orders": Start(1)})
     stream.purge(up_to=5)
-    settled = with_consumer.settle(at, CONTINUE, "")
-    assert settled["orders"].position.next_sequence == 5
+    reconciled = with_consumer.reconcile(at, CONTINUE, "")
+    assert reconciled["orders"].position.next_sequence == 5
     end = with_consumer.at("orders", 11)
     with_consumer.acknowledge({"orders": end.position})
     with_consumer.close()

@@ -9,7 +9,8 @@ import pytest
 from harness.processes import SECOND_NS, Machine
 
 from storage_core.errors import NotFoundError
-from storage_core.store.consumers.lag import consumer_report, time_of, wanted
+from storage_core.store.consumers.filtered import wanted
+from storage_core.store.consumers.lag import consumer_report, time_of
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 
@@ -119,20 +120,20 @@ def test_a_report_is_of_all_streams_or_of_those_that_are_named(store: Store) -> 
         consumer_report(store, ["order"])
 
 
-def test_a_report_settles_positions_unless_it_is_only_to_look(store: Store) -> None:
+def test_a_report_reconciles_positions_unless_it_is_only_to_look(store: Store) -> None:
     stream = store.stream("orders")
     stream.add_consumer({"name": "goes-on"})
     stream.add_consumer({"name": "stops", "on_data_loss": "fail"})
     stream.purge(up_to=3)
     before = store.index()
-    looked = {one["name"]: one for one in consumer_report(store, settle=False)}
+    looked = {one["name"]: one for one in consumer_report(store, reconcile=False)}
     assert store.index() == before
     assert "1 to 2" in looked["goes-on"]["problem"] and looked["goes-on"]["num_skipped"] == 2
     assert [one["kind"] for one in looked["goes-on"]["events"]] == ["consumer_skipped"]
-    settled = {one["name"]: one for one in consumer_report(store)}
-    assert settled["goes-on"]["problem"] is None
-    assert [one["kind"] for one in settled["goes-on"]["events"]] == ["consumer_skipped", "consumer_reconciled"]
-    assert "jstream consumer reset orders stops --execute" in settled["stops"]["problem"]
+    reconciled = {one["name"]: one for one in consumer_report(store)}
+    assert reconciled["goes-on"]["problem"] is None
+    assert [one["kind"] for one in reconciled["goes-on"]["events"]] == ["consumer_skipped", "consumer_reconciled"]
+    assert "jstream consumer reset orders stops --execute" in reconciled["stops"]["problem"]
 
 
 def test_notebooks_show_a_consumer_with_its_newest_events(store: Store) -> None:

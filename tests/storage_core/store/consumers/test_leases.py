@@ -78,7 +78,7 @@ def lease_names(s3_root: Path, bucket: str) -> list[str]:
 
 
 def read_one(store: Store, reader: QueryReader, sequence: int) -> None:
-    at = reader.settle({"orders": reader.at("orders", sequence)}, FAIL, "")["orders"]
+    at = reader.reconcile({"orders": reader.at("orders", sequence)}, FAIL, "")["orders"]
     reader.acknowledge({"orders": onward(store.stream_state("orders"), at, sequence + 1).position})
 
 

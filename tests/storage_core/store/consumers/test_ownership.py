@@ -38,7 +38,7 @@ for line in sys.stdin:
     at = onward(store.stream_state("orders"), at, at.position.next_sequence + 1)
     try:
         reader.acknowledge({"orders": at.position})
-        reader.settle({"orders": at}, "fail", "")
+        reader.reconcile({"orders": at}, "fail", "")
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         break
@@ -111,7 +111,7 @@ def test_a_forked_child_neither_keeps_nor_has_what_its_parent_owns(tmp_path: Pat
     child = os.fork()
     if not child:
         try:
-            reader.settle(at, FAIL, "")
+            reader.reconcile(at, FAIL, "")
         except StoreBusyError:
             os.write(say, b"refused")
         while True:  # it outlives what its parent owns
@@ -158,7 +158,7 @@ def test_what_a_query_that_was_taken_over_still_says_is_refused(machine: Machine
     QueryReader(machine.open(), "etl", take_over=True).begin(STARTS)
     for call in (
         lambda: acknowledge(former, store, 5),
-        lambda: former.settle(at, FAIL, ""),
+        lambda: former.reconcile(at, FAIL, ""),
         lambda: former.begin(STARTS),
     ):
         with pytest.raises(FencedError, match="consumer 'etl' of stream 'orders' was taken over by another query"):
@@ -222,7 +222,7 @@ def test_a_consumer_that_is_deleted_and_made_again_is_owned_anew(machine: Machin
     reader.begin(STARTS)
     machine.open().stream("orders").consumer("etl").delete()
     at = {"orders": onward(store.stream_state("orders"), reader.at("orders", 1), 5)}
-    assert reader.settle(at, FAIL, "") == at
+    assert reader.reconcile(at, FAIL, "") == at
     assert machine.open().stream("orders").consumer("etl").info()["delivered"] == {"stream_seq": 4}
     with pytest.raises(StoreBusyError):
         QueryReader(machine.open(), "etl").begin(STARTS)

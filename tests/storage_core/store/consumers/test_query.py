@@ -1,4 +1,4 @@
-"""What a streaming query does with the store: begin, settle, acknowledge; on 1 and 3 volumes."""
+"""What a streaming query does with the store: begin, reconcile, acknowledge; on 1 and 3 volumes."""
 
 from pathlib import Path
 
@@ -67,10 +67,10 @@ def begin(machine: Machine, start: Start, name: str = "etl") -> QueryPosition:
     return at
 
 
-def settle(machine: Machine, at: QueryPosition, policy: str, name: str | None = None) -> QueryPosition:
+def reconcile(machine: Machine, at: QueryPosition, policy: str, name: str | None = None) -> QueryPosition:
     reader = QueryReader(machine.open(), name)
     try:
-        return reader.settle({"orders": at}, policy, REMEDY)["orders"]
+        return reader.reconcile({"orders": at}, policy, REMEDY)["orders"]
     finally:
         reader.close()
 
@@ -124,7 +124,7 @@ def test_it_begins_with_the_first_message_that_waits_for_its_acknowledgement(mac
     made.fetch(6, 0)
     made.ack([1, 2, 4])
     at = begin(machine, Start(1))
-    assert settle(machine, at, FAIL, "etl").position.next_sequence == 3
+    assert reconcile(machine, at, FAIL, "etl").position.next_sequence == 3
     machine.open().stream("orders").remove([3])
     assert begin(machine, Start(1)).position.next_sequence == 5
     acknowledge(machine, read_on(machine, at, 6))
@@ -182,7 +182,7 @@ def test_a_batch_reads_from_the_consumer_and_moves_it_nowhere(machine: Machine) 
     lose_all(machine)
     at = batch.begin({"orders": Start(1)})
     for _ in range(2):
-        assert places(QueryReader(machine.open(), "etl", own=False).settle(at, CONTINUE, "")) == {"orders": 11}
+        assert places(QueryReader(machine.open(), "etl", own=False).reconcile(at, CONTINUE, "")) == {"orders": 11}
     assert delivered(machine) == 3
     assert [one.kind for one in state(machine).events] == ["consumer_skipped"]  # by the loss
     assert len(machine.open().events(kind="query_reconciled")) == 1
@@ -201,15 +201,15 @@ def test_streams_and_consumers_that_there_are_not_are_named(machine: Machine) ->
 # --- what became of the streams
 
 
-def test_without_news_settling_is_free_of_locks_and_changes_nothing(machine: Machine) -> None:
+def test_without_news_reconciliation_is_free_of_locks_and_changes_nothing(machine: Machine) -> None:
     store, calls = counting(machine, *LOCKING, "sync", "write")
     reader = QueryReader(store, "etl")
     at = reader.begin({"orders": Start(1)})
-    assert reader.settle(at, FAIL, REMEDY) == at
+    assert reader.reconcile(at, FAIL, REMEDY) == at
     del calls[:]
     put(machine.open().stream("orders"), 5)
     for _ in range(3):
-        assert reader.settle(at, FAIL, REMEDY) == at
+        assert reader.reconcile(at, FAIL, REMEDY) == at
     assert calls == []
 
 
@@ -221,10 +221,10 @@ def test_another_position_is_another_question_though_nothing_has_changed(machine
     }
     lose_all(machine)
     reader = QueryReader(machine.open())
-    settled = reader.settle({"orders": at[11]}, CONTINUE, REMEDY)
-    assert reader.settle(settled, FAIL, REMEDY) == settled
+    reconciled = reader.reconcile({"orders": at[11]}, CONTINUE, REMEDY)
+    assert reader.reconcile(reconciled, FAIL, REMEDY) == reconciled
     with pytest.raises(DataLossError, match="sequences 5 to 10 were removed or lost before they were read"):
-        reader.settle({"orders": at[5]}, FAIL, REMEDY)
+        reader.reconcile({"orders": at[5]}, FAIL, REMEDY)
 
 
 def test_a_loss_is_told_once_however_often_it_is_asked_from_the_old_position(machine: Machine) -> None:
@@ -234,13 +234,13 @@ def test_a_loss_is_told_once_however_often_it_is_asked_from_the_old_position(mac
     store = machine.open()
     reader = QueryReader(store, "etl")
     for _ in range(3):  # Spark has not taken note of the answer yet
-        settled = reader.settle({"orders": lost}, CONTINUE, REMEDY)
+        reconciled = reader.reconcile({"orders": lost}, CONTINUE, REMEDY)
         put(machine.open().stream("orders"), 1)
-        assert settled["orders"].told.ranges_head(2) == [(1, 11)]
+        assert reconciled["orders"].reported.ranges_head(2) == [(1, 11)]
     kinds = [one["kind"] for one in consumer(machine).info()["events"]]
     assert kinds == ["consumer_skipped", "consumer_reconciled"]
     reader.close()
-    settle(machine, lost, CONTINUE, "etl")  # killed before Spark has taken note
+    reconcile(machine, lost, CONTINUE, "etl")  # killed before Spark has taken note
     assert [one["kind"] for one in consumer(machine).info()["events"]] == kinds
     assert delivered(machine) == 10
 
@@ -253,17 +253,17 @@ def test_a_query_that_keeps_failing_while_its_stream_grows_is_written_down_once(
     for count in (5, 20):
         put(older.open().stream("orders"), count)
         with pytest.raises(DataLossError, match="11 to 20, which were read, are gone"):
-            settle(older, ahead, FAIL, "etl")
+            reconcile(older, ahead, FAIL, "etl")
     assert len(state(older).events) == 1
 
 
 def test_a_loss_that_is_declared_while_a_batch_runs_is_told_with_the_next(machine: Machine) -> None:
     planned = machine.open().stream_state("orders")
-    at = settle(machine, QueryReader(machine.open()).at("orders", 1), FAIL)
+    at = reconcile(machine, QueryReader(machine.open()).at("orders", 1), FAIL)
     lose_all(machine)
     for stream in (planned, machine.open().stream_state("orders")):
         with pytest.raises(DataLossError, match="sequences 1 to 10 are lost"):
-            settle(machine, onward(stream, at, 11), FAIL)
+            reconcile(machine, onward(stream, at, 11), FAIL)
 
 
 def test_a_head_that_is_removed_before_it_was_read_is_news_and_one_that_was_read_is_none(machine: Machine) -> None:
@@ -272,12 +272,12 @@ def test_a_head_that_is_removed_before_it_was_read_is_news_and_one_that_was_read
     with pytest.raises(
         DataLossError, match=rf"sequences 1 to 5 were removed or lost before they were read.*\. {REMEDY}"
     ):
-        settle(machine, at, FAIL)
-    settled = settle(machine, at, CONTINUE, "etl")
-    assert (settled.position.next_sequence, delivered(machine)) == (6, 5)
+        reconcile(machine, at, FAIL)
+    reconciled = reconcile(machine, at, CONTINUE, "etl")
+    assert (reconciled.position.next_sequence, delivered(machine)) == (6, 5)
     machine.open().stream("orders").purge(up_to=9)
-    end = read_on(machine, settled, 11)
-    assert settle(machine, end, FAIL, "etl") == end
+    end = read_on(machine, reconciled, 11)
+    assert reconcile(machine, end, FAIL, "etl") == end
     acknowledge(machine, end)
     kinds = [one["kind"] for one in consumer(machine).info()["events"]]
     assert kinds.count("consumer_reconciled") == 1, "it had read what was removed, and only had not said so yet"
@@ -288,14 +288,14 @@ def test_a_stream_that_is_gone_is_news_and_is_then_left_out(machine: Machine) ->
     at = reader.begin({"orders": Start(1)})
     machine.open().delete_stream("orders")
     with pytest.raises(DataLossError, match="stream 'orders' was deleted since it was read up to sequence 0"):
-        reader.settle(at, FAIL, REMEDY)
+        reader.reconcile(at, FAIL, REMEDY)
     for _ in range(2):
-        assert reader.settle(at, CONTINUE, REMEDY) == {}
+        assert reader.reconcile(at, CONTINUE, REMEDY) == {}
     assert [one["kind"] for one in machine.open().events()] == ["consumer_failed", "consumer_reconciled"]
     put(machine.open().add_stream(ORDERS), 5)
-    followed = reader.settle(at, CONTINUE, REMEDY)
+    followed = reader.reconcile(at, CONTINUE, REMEDY)
     assert (places(followed), delivered(machine)) == ({"orders": 1}, 0)
-    assert reader.settle(followed, FAIL, REMEDY) == followed
+    assert reader.reconcile(followed, FAIL, REMEDY) == followed
 
 
 def test_what_waits_for_a_consumer_is_not_skipped_when_its_stream_was_rebuilt(tmp_path: Path) -> None:
@@ -315,10 +315,10 @@ def test_what_waits_for_a_consumer_is_not_skipped_when_its_stream_was_rebuilt(tm
     at = reader.begin({"orders": Start(1)})
     assert places(at) == {"orders": 7}, "its own place, by which it is recognised"
     with pytest.raises(DataLossError, match="stream 'orders' was rebuilt from its blocks"):
-        reader.settle(at, FAIL, REMEDY)
-    settled = reader.settle(at, CONTINUE, REMEDY)
-    assert places(settled) == {"orders": 3}
-    reader.acknowledge({"orders": onward(store.stream_state("orders"), settled["orders"], 8).position})
+        reader.reconcile(at, FAIL, REMEDY)
+    reconciled = reader.reconcile(at, CONTINUE, REMEDY)
+    assert places(reconciled) == {"orders": 3}
+    reader.acknowledge({"orders": onward(store.stream_state("orders"), reconciled["orders"], 8).position})
     info = store.stream("orders").consumer("etl").info()
     assert (info["delivered"], info["num_ack_pending"]) == ({"stream_seq": 7}, 0)
     assert [one["kind"] for one in info["events"]] == ["consumer_failed", "consumer_reconciled"]
@@ -331,18 +331,18 @@ def test_a_store_that_cannot_be_written_is_judged_by_what_can_be_read(
     lose_all(machine)
     reader = QueryReader(machine.open(read_only=True))
     with pytest.raises(DataLossError, match="judged by what can be read: the store is not written from here"):
-        reader.settle({"orders": at}, FAIL, REMEDY)
-    settled = reader.settle({"orders": at}, CONTINUE, REMEDY)
-    assert settled["orders"].told.ranges_head(2) == [(1, 11)]
+        reader.reconcile({"orders": at}, FAIL, REMEDY)
+    reconciled = reader.reconcile({"orders": at}, CONTINUE, REMEDY)
+    assert reconciled["orders"].reported.ranges_head(2) == [(1, 11)]
     assert "judged by what can be read" in caplog.text
-    assert reader.settle(settled, FAIL, REMEDY) == settled
+    assert reader.reconcile(reconciled, FAIL, REMEDY) == reconciled
     with pytest.raises(ReadOnlyError):
         QueryReader(machine.open(read_only=True), "etl").begin({"orders": Start(1)})
 
 
 def test_the_consumer_of_a_query_with_a_checkpoint_is_made_where_that_stands(machine: Machine) -> None:
     at = read_on(machine, QueryReader(machine.open()).at("orders", 1), 7)
-    assert settle(machine, at, FAIL, "etl") == at
+    assert reconcile(machine, at, FAIL, "etl") == at
     assert delivered(machine) == 6
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.sequences import SequenceSet
-from storage_core.store.consumers.query_position import LOST_RANGES_KEPT, told_kept
+from storage_core.store.consumers.query_position import LOST_RANGES_KEPT, reported_kept
 
 sets = st.sets(st.integers(1, 120), max_size=60).map(SequenceSet.from_sequences)
 
@@ -30,7 +30,7 @@ def joined(lost: SequenceSet, next_sequence: int) -> SequenceSet:
 def test_all_losses_are_remembered_in_few_ranges_that_join_what_was_read_first(
     lost: SequenceSet, next_sequence: int
 ) -> None:
-    kept = told_kept(lost, next_sequence)
+    kept = reported_kept(lost, next_sequence)
     assert not lost.difference(kept) and kept.run_count <= LOST_RANGES_KEPT
     if lost.run_count <= LOST_RANGES_KEPT:
         assert kept == lost
@@ -39,4 +39,4 @@ def test_all_losses_are_remembered_in_few_ranges_that_join_what_was_read_first(
 
 def test_below_the_position_nothing_is_missed_by_joining() -> None:
     lost = SequenceSet.from_ranges([(10 * at, 10 * at + 1) for at in range(1, 21)])
-    assert told_kept(lost, 141).difference(lost).count_in(141, 300) == 0
+    assert reported_kept(lost, 141).difference(lost).count_in(141, 300) == 0

@@ -58,11 +58,11 @@ def begin(machine: Opens) -> Positions:
     return at
 
 
-def settle(machine: Opens, at: Positions, policy: str) -> Positions:
+def reconcile(machine: Opens, at: Positions, policy: str) -> Positions:
     """Settle in a process of its own."""
     reader = QueryReader(machine.open(), "etl")
     try:
-        return reader.settle(at, policy, REMEDY)
+        return reader.reconcile(at, policy, REMEDY)
     finally:
         reader.close()
 
@@ -149,17 +149,17 @@ def fails_and_then_goes_on(after: Opens, at: Positions, first: int, count: int, 
     """Settle as a query does that stands where it stood before the story, and look at what it reads then."""
     for _ in range(2):  # started again as it was
         with pytest.raises(DataLossError, match=told) as failure:
-            settle(after, at, FAIL)
+            reconcile(after, at, FAIL)
         assert str(failure.value).endswith(REMEDY)
     assert events(after) == ["consumer_failed"]
-    settled = settle(after, at, CONTINUE)
-    assert settled["orders"].position.next_sequence == first
+    reconciled = reconcile(after, at, CONTINUE)
+    assert reconciled["orders"].position.next_sequence == first
     new = after.open().stream("orders").read(first=first).read_all()
     assert new.column("sequence").to_pylist() == list(range(first, first + count))
     assert events(after) == ["consumer_failed", "consumer_reconciled"]
     for policy in (FAIL, CONTINUE):  # there is nothing left to tell
-        assert settle(after, settled, policy) == settled
-        assert settle(after, read_to_the_end(after, settled), policy)
+        assert reconcile(after, reconciled, policy) == reconciled
+        assert reconcile(after, read_to_the_end(after, reconciled), policy)
     assert len(events(after)) == 2
     info = after.open().stream("orders").consumer("etl").info()
     assert (info["num_pending"], info["delivered"]["stream_seq"]) == (0, first + count - 1)
@@ -179,9 +179,9 @@ def test_a_query_fails_with_what_is_gone_and_the_remedy_and_then_goes_on_with_wh
 def test_a_query_without_its_checkpoint_goes_on_where_the_consumer_says(story: Story, volume_count: int) -> None:
     machine, older, _ = lived(volume_count)
     after = story.happens(machine, older)
-    settled = settle(after, begin(after), CONTINUE)
-    assert settled["orders"].position.next_sequence == story.first
-    assert settle(after, read_to_the_end(after, settled), FAIL)
+    reconciled = reconcile(after, begin(after), CONTINUE)
+    assert reconciled["orders"].position.next_sequence == story.first
+    assert reconcile(after, read_to_the_end(after, reconciled), FAIL)
     if story.happens is declared_lost:  # the others are all that their stores have ever seen
         assert events(after) == ["consumer_reconciled"]
     assert after.open().stream("orders").consumer("etl").info()["num_pending"] == 0
@@ -221,9 +221,9 @@ def test_blocks_that_are_gone_and_not_declared_lost_yet_stop_nobody_beyond_them(
     machine, _, at = lived(volume_count)
     lose_all_blocks(machine)
     put(machine.open(), 100)
-    assert settle(machine, at, FAIL) == at
+    assert reconcile(machine, at, FAIL) == at
     at = read_to_the_end(machine, at)
     machine.open().repair()
     with pytest.raises(DataLossError, match=r"sequences 1 to 1844 are lost \(1844 messages\), all of them read before"):
-        settle(machine, at, FAIL)
-    assert settle(machine, settle(machine, at, CONTINUE), FAIL)["orders"].position == at["orders"].position
+        reconcile(machine, at, FAIL)
+    assert reconcile(machine, reconcile(machine, at, CONTINUE), FAIL)["orders"].position == at["orders"].position

@@ -44,7 +44,7 @@ KNOWING: dict[str, tuple[str, ...]] = {
     "tail": ("nothing", "zeros"),
     "segment": ("same", "another"),
 }
-HOSTS: dict[str, tuple[str, ...]] = {"host": ("ours", "theirs", "taken"), "found": ("refuses", "settles", "goes on")}
+HOSTS: dict[str, tuple[str, ...]] = {"host": ("ours", "theirs", "taken"), "found": ("refuses", "recovers", "continues")}
 
 IDENTITY = VolumeIdentity(b"S" * 16, b"V" * 16, b"I" * 16, 1)
 HERE = Environment(lock_domain=lambda: "here", sleep=lambda _: None)
@@ -57,9 +57,9 @@ SNAPSHOT_AT, SECOND_SEGMENT_AT = 2, 3
 
 
 def rows_of(columns: dict[str, tuple[str, ...]]) -> list[tuple[dict[str, set[str]], str]]:
-    """Return the rows of the table with these columns: the answers that each one takes, and what the holder does."""
+    """Return the rows of the table with these columns: the answers that each takes, and what the lock owner does."""
     lines = DOCUMENT.read_text().splitlines()
-    head = f"| row | {' | '.join(columns)} | the holder |"
+    head = f"| row | {' | '.join(columns)} | the lock owner |"
     rows = []
     for line in lines[lines.index(head) + 2 :]:
         if not line.startswith("|"):
@@ -256,11 +256,11 @@ def check_settling(volume: Path, expected: set[str]) -> None:
     before = files_of(volume)
     metadata = Metadata.at(HERE, [volume])
     with metadata.session(1.0) as session:
-        settled = session.view
+        recovered = session.view
     after = files_of(volume)
     assert after.keys() - before.keys() == {f"{3:016x}.log"}, "a new segment"
     assert all(after[name].startswith(content) for name, content in before.items()), "what was there stays"
-    assert {one.name for one in settled.state.streams.values()} == expected
+    assert {one.name for one in recovered.state.streams.values()} == expected
     contents = log_in(volume).read()
     assert contents.bad is None
     assert contents.commit is not None and contents.commit.index == contents.tip[0] == len(expected) + 2
@@ -275,7 +275,7 @@ def check_settling(volume: Path, expected: set[str]) -> None:
 def test_every_state_of_a_volume_matches_one_row_and_is_handled_as_it_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = {"refuses": 0, "settles": 0, "goes on": 0, "cannot be": 0}
+    counts = {"refuses": 0, "recovers": 0, "continues": 0, "cannot be": 0}
     used = set()
     for number, case in enumerate(cases_of(FRESH)):
         does = what_the_holder_does(FRESH, case)
@@ -292,7 +292,7 @@ def test_every_state_of_a_volume_matches_one_row_and_is_handled_as_it_says(
         try:
             if verb == "refuses":
                 check_refusal(volume)
-            elif verb == "settles":
+            elif verb == "recovers":
                 check_settling(volume, expected)
             else:
                 check_going_on(volume, expected)
@@ -362,17 +362,17 @@ def check_knowing(volume: Path, case: Case, does: str) -> None:
         session.propose(command_of(LAST + 3))
 
     after = log_in(volume).read()
-    settled = len(log_in(volume).segments()) > segment_count
-    assert settled == ("settles" in does)
-    assert after.tip[1] == (term if "goes on in its term" in does else terms + 1)
-    assert after.tip[0] == len(expected) + 2 + settled
+    recovered = len(log_in(volume).segments()) > segment_count
+    assert recovered == ("recovers" in does)
+    assert after.tip[1] == (term if "continues in its term" in does else terms + 1)
+    assert after.tip[0] == len(expected) + 2 + recovered
     assert streams(Metadata.at(HERE, [volume])) == expected | {f"S{LAST + 3}"}
 
 
 @pytest.mark.parametrize("case", list(cases_of(HOSTS)), ids=lambda case: "-".join(case.values()))
 def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> None:
     volume = tmp_path / "volume"
-    fitting = {"refuses": {"record": "above"}, "settles": {"record": "below"}, "goes on": {"record": "tip"}}[
+    fitting = {"refuses": {"record": "above"}, "recovers": {"record": "below"}, "continues": {"record": "tip"}}[
         case["found"]
     ]
     build(volume, {**{name: answers[0] for name, answers in FRESH.items()}, **fitting})
@@ -393,7 +393,7 @@ def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> No
         with held as session:
             assert len(session.state.streams) == LAST - 1
             assert session.state.lock_domain == env.lock_domain()
-        segments = {"settles": 3, "goes on": 2}[case["found"]]
+        segments = {"recovers": 3, "continues": 2}[case["found"]]
         assert len(log_in(volume).segments()) == segments
         with pytest.raises(StoreBusyError), Metadata.at(ELSEWHERE if env is HERE else HERE, [volume]).session(1.0):
             pass

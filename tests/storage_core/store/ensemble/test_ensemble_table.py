@@ -19,7 +19,7 @@ from storage_core.metadata.commands import AddStream, Envelope, Init, NoOp, Vote
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, make_entry
 from storage_core.store.ensemble.creation import create_volumes
-from storage_core.store.ensemble.decision import Contended, Decision, Found, decide, examine
+from storage_core.store.ensemble.decision import Contended, Decision, ReadVolume, decide, examine
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.volume.log_contents import Bad, LogContents, Position
@@ -140,7 +140,7 @@ def why_impossible(case: Case) -> str:
     return ""
 
 
-def found_of(case: Case) -> list[Found]:
+def found_of(case: Case) -> list[ReadVolume]:
     """Return five volumes, of which the first one is in the state of the case."""
     log = make_log(5)
     subject, helper, *others = ids(5)
@@ -156,19 +156,21 @@ def found_of(case: Case) -> list[Found]:
     if bad and case["copy"] == "no":
         theirs = [index for index in theirs if index < bad or (case["end"] == "below" and index > bad)]
     own = record_of(log, 1, b"" if case["branch"] == "ours" else b"another history.")
-    one = Found(subject, "A", instance_of(subject), contents_of(log, held, own, bad), locked=case["lock"] == "ours")
+    one = ReadVolume(
+        subject, "A", instance_of(subject), contents_of(log, held, own, bad), locked=case["lock"] == "ours"
+    )
     if case["volume"] == "nothing":
-        one = Found(subject, "A", reason="nothing is there")
+        one = ReadVolume(subject, "A", reason="nothing is there")
     elif case["volume"] == "unreadable":
         one = replace(one, contents=None, state="damaged", reason="it cannot be read")
     elif case["volume"] == "another instance":
         one = replace(one, instance_id=b"another instance")
     theirs_bad = bad if len(theirs) > bad - 1 > 0 and case["copy"] == "no" and case["end"] == "below" else 0
     readable = contents_of(log, theirs, record_of(log, COMMITTED), theirs_bad)
-    found = [one, Found(helper, "B", instance_of(helper), readable)]
+    found = [one, ReadVolume(helper, "B", instance_of(helper), readable)]
     for other in others:
         silent = case["silent"] == "many"
-        found.append(Found(other, other[:1].decode(), instance_of(other), None if silent else readable))
+        found.append(ReadVolume(other, other[:1].decode(), instance_of(other), None if silent else readable))
     return found
 
 
@@ -186,12 +188,12 @@ def test_every_state_of_one_volume_among_several_is_decided_as_its_row_says(
         voters = voters_of(5)
         if case["volume"] == "retired":
             voters[0] = Voter(voters[0].volume_id, voters[0].instance_id, "A", retired="an fsync failed")
-        finding = examine(found_of(case), voters).findings[voters[0].volume_id]
+        status = examine(found_of(case), voters).statuses[voters[0].volume_id]
         state, votes, written = verdict.replace("rolled back", "rolled_back").split("; ")
-        assert finding.state in state.split(" or "), (case, verdict, finding)
-        assert finding.votes == (votes == "votes"), (case, verdict, finding)
-        assert finding.written == (written == "is written"), (case, verdict, finding)
-        assert finding.reason or finding.state == "current", case
+        assert status.state in state.split(" or "), (case, verdict, status)
+        assert status.votes == (votes == "votes"), (case, verdict, status)
+        assert status.written == (written == "is written"), (case, verdict, status)
+        assert status.reason or status.state == "current", case
     assert used == {verdict for _, verdict in rows}, "every verdict is used"
     with capsys.disabled():
         print(f"\ntable of one volume among several: {count} states, {impossible} cannot be", end="")
@@ -205,7 +207,9 @@ def test_retired_volumes_are_contents_all_the_same() -> None:
     whole = contents_of(log, up_to(LAST), record_of(log, COMMITTED))
     voters = voters_of(3)
     voters[2] = Voter(third, instance_of(third), "C", retired="an fsync failed")
-    found = [Found(one, "", instance_of(one), what) for one, what in zip(ids(3), (short, short, whole), strict=True)]
+    found = [
+        ReadVolume(one, "", instance_of(one), what) for one, what in zip(ids(3), (short, short, whole), strict=True)
+    ]
     decision = decide(found, voters)
     assert decision.lead.tip[0] == LAST
     assert decision.voting == [first, second]
@@ -214,21 +218,21 @@ def test_retired_volumes_are_contents_all_the_same() -> None:
 # --- all volumes together
 
 
-def together(case: Case) -> list[Found]:
+def together(case: Case) -> list[ReadVolume]:
     """Return three volumes in the state of the case: A may vote, so may B where there is a quorum."""
     log = make_log(3)
     good = contents_of(log, up_to(LAST), record_of(log, LAST))
     behind = contents_of(log, up_to(LAST), record_of(log, LAST - 1))
     above = contents_of(log, up_to(LAST), record_of(log, LAST + 1))
     first = good if case["step"] == "all" else behind
-    a, b, c = (Found(one, one[:1].decode(), instance_of(one), good) for one in ids(3))
+    a, b, c = (ReadVolume(one, one[:1].decode(), instance_of(one), good) for one in ids(3))
     a = replace(a, contents=first)
     if case["votes"] == "fewer":
-        b = Found(b.volume_id, "B", reason="nothing is there")
+        b = ReadVolume(b.volume_id, "B", reason="nothing is there")
     if case["busy"] == "yes":
         c = replace(c, locked=False, busy=True)
     elif case["votes"] == "fewer":
-        c = Found(c.volume_id, "C", reason="nothing is there")
+        c = ReadVolume(c.volume_id, "C", reason="nothing is there")
     if case["record"] == "above":
         if c.contents is not None:
             c = replace(c, contents=above)
@@ -237,14 +241,14 @@ def together(case: Case) -> list[Found]:
     return [a, b, c] if case["branches"] == "one" else split(a, b, c)
 
 
-def split(a: Found, b: Found, c: Found) -> list[Found]:
+def split(a: ReadVolume, b: ReadVolume, c: ReadVolume) -> list[ReadVolume]:
     """Return the volumes with commit records of two copies on A and C, which parted where B ends or nothing is."""
     log, chain = make_log(3), make_log(3)[2].chain
     other = {index: log[index] for index in up_to(2)}
     for index in range(3, LAST + 1):
         other[index] = make_entry(chain, index, 1, b"history2", log[index].payload)
         chain = other[index].chain
-    c = Found(c.volume_id, "C", instance_of(c.volume_id), c.contents, locked=c.locked, busy=c.busy)
+    c = ReadVolume(c.volume_id, "C", instance_of(c.volume_id), c.contents, locked=c.locked, busy=c.busy)
     return [
         replace(a, contents=contents_of(other, up_to(LAST), record_of(other, LAST))),
         b if b.contents is None else replace(b, contents=contents_of(log, up_to(2), record_of(log, 2))),
@@ -253,7 +257,7 @@ def split(a: Found, b: Found, c: Found) -> list[Found]:
 
 
 def test_every_state_of_all_volumes_together_is_decided_as_its_row_says() -> None:
-    rows, used = rows_of(ALL, "the holder"), set()
+    rows, used = rows_of(ALL, "the lock owner"), set()
     for case in cases_of(ALL):
         verdict = verdict_on(case, rows)
         used.add(verdict)
@@ -272,7 +276,7 @@ def test_every_state_of_all_volumes_together_is_decided_as_its_row_says() -> Non
             assert outcome is error, (case, verdict, outcome)
         else:
             assert isinstance(outcome, Decision), (case, verdict, outcome)
-            assert outcome.is_settled == verdict.startswith("goes on"), (case, verdict)
+            assert outcome.is_recovered == verdict.startswith("continues"), (case, verdict)
     assert used == {verdict for _, verdict in rows}, "every row is used"
 
 
@@ -330,7 +334,7 @@ def test_a_volume_that_is_behind_catches_up_and_the_others_keep_what_they_have(v
         (volumes[which] / "meta" / name).write_bytes(content)
     before = metadata_files(volumes)
     with Metadata.at(HERE, volumes).session(1.0) as session:
-        assert {session.standing(one.volume_id).state for one in session.volumes} == {"current"}
+        assert {session.status(one.volume_id).state for one in session.volumes} == {"current"}
     after = metadata_files(volumes)
     assert all(len(after[name]) >= len(content) for name, content in before.items()), "nothing is cut or removed"
     assert len(after) == len(before) + 1, "one new segment, on the volume that was behind"
@@ -343,7 +347,7 @@ def make_stream(metadata: Metadata, name: str) -> dict[str, str]:
     """Begin a session that makes a stream; return how each volume stands at its end."""
     with metadata.session(1.0) as session:
         session.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
-        return {one.path.name: session.standing(one.volume_id).state for one in session.volumes}
+        return {one.path.name: session.status(one.volume_id).state for one in session.volumes}
 
 
 def test_a_process_goes_on_without_a_volume_that_goes_while_it_knows_the_store(volumes: list[Path]) -> None:

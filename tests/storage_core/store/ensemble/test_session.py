@@ -124,7 +124,7 @@ def test_a_reader_that_cannot_decide_says_so_and_reads_what_is_committed(
 def test_a_view_is_not_replaced_by_one_that_was_undecided_long_ago(volume: Path) -> None:
     """What a reader fell back on before it could look under the lock is older than what it knows by now."""
     add_uncommitted(make_store(volume))
-    store = Store.open(volume, env=Environment(sleep=lambda _: None))  # settles what it could not decide
+    store = Store.open(volume, env=Environment(sleep=lambda _: None))  # recovers what it could not decide
     publish(store, b"1")
     index, log = store.index(), store.volumes()[0].log
     newest = log.segment_path(log.segments()[-1])

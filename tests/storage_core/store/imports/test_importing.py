@@ -112,7 +112,7 @@ def test_an_import_that_the_store_has_no_room_for_ends_as_soon_as_that_is_known(
 
 
 @pytest.fixture(scope="module")
-def replicated() -> Store:
+def replicated(volumes: None) -> Store:
     """A store of three volumes on a simulated disk, for one import after the other."""
     return Machine(7, 3).create()
 

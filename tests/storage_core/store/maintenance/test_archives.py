@@ -1,5 +1,7 @@
 """`archive_command`: real commands on real files, good and bad ones, each for a block that goes."""
 
+import os
+import resource
 import sys
 import threading
 import time
@@ -203,3 +205,15 @@ def test_one_process_at_a_time_runs_commands(tmp_path: Path) -> None:
         assert not log.exists() and len(files(tmp_path)) == 3
     store.maintain()
     assert len(log.read_text().splitlines()) == 3 and files(tmp_path) == []
+
+
+def test_a_command_runs_in_a_process_with_more_open_files_than_select_takes() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert archives.run(["/bin/echo", "done"], 60.0, lambda: False) == ("", "done")
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

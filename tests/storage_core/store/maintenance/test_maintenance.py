@@ -7,7 +7,7 @@ import pytest
 from storage_core.files import OS_FILES
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.store.store import Store
-from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.placement_journal import PlacementJournal
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from harness.block_places import block_directory, block_path
@@ -20,11 +21,12 @@ from harness.simulated_disk import ProcessEnded
 
 from storage_core.block.format import BlockHeader, BlockIdentity
 from storage_core.errors import ReadOnlyError, StalePlanError, StorageError, StoreBusyError
+from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StreamState
 from storage_core.store import contents
 from storage_core.store.environment import REAL
 from storage_core.store.maintenance import merging
-from storage_core.store.maintenance.merging import COMPACTING, FAN_IN, MAINTAINING
+from storage_core.store.maintenance.merging import COMPACTING, FAN_IN, IN_A_SESSION, MAINTAINING
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
@@ -62,7 +64,7 @@ def state_of(store: Store) -> StreamState:
 def files_of(machine: Machine, store: Store) -> list[set[str]]:
     """Return the names of the block files on each volume."""
     directory = state_of(store).incarnation
-    return [set(machine.disk.process().list_directory(block_directory(one, directory))) for one in machine.paths]
+    return [set(machine.files().list_directory(block_directory(one, directory))) for one in machine.paths]
 
 
 def test_a_compacted_stream_shows_the_same_in_one_block() -> None:
@@ -244,6 +246,28 @@ def test_streams_and_blocks_that_are_large_are_left_alone() -> None:
     assert list(merging.due(state_of(store), COMPACTING, 0)) == [(0, 3), (3, 5)]
 
 
+@pytest.mark.parametrize("policy", [IN_A_SESSION, MAINTAINING, COMPACTING])
+def test_what_is_not_looked_through_for_runs_has_none(
+    policy: merging.MergePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = state_of(filled(Machine(1), 1))
+    streams = [with_blocks(stream, seed) for seed in range(50)]
+    runs = [list(merging.due(stream, policy, 0)) for stream in streams]
+    assert any(runs) and not all(runs)
+    monkeypatch.setattr(merging, "_sums", lambda values, ends: np.full(len(values), np.inf))  # looks through all
+    assert [list(merging.due(stream, policy, 0)) for stream in streams] == runs
+
+
+def with_blocks(stream: StreamState, seed: int) -> StreamState:
+    """Return the stream with a manifest of blocks of many sizes, which nobody wrote."""
+    random = np.random.default_rng(seed)
+    rows = np.zeros(random.integers(200), BLOCK_DTYPE)
+    rows["row_count"] = np.exp(random.uniform(0, random.choice([2, 8, 13]), len(rows)))
+    rows["data_size"] = np.exp(random.uniform(3, random.choice([6, 12, 16, 19]), len(rows)))
+    rows["file_size"] = rows["data_size"] + 300
+    return dataclasses.replace(stream, blocks=Table.of(rows))
+
+
 def test_an_append_never_waits_for_more_than_a_few_mebibytes_to_be_merged_however_small_the_files() -> None:
     machine = Machine(1)
     store = machine.create()
@@ -378,7 +402,7 @@ def test_a_merge_whose_run_has_changed_is_given_up_and_leaves_nothing(meanwhile:
     for path in machine.paths:
         name = block_path(str(block_directory(path, directory)), staged.block.summary.block_id)
         with pytest.raises(FileNotFoundError):
-            machine.disk.process().file_size(name)
+            machine.files().file_size(name)
 
 
 def test_what_is_removed_or_appended_meanwhile_does_not_stop_a_merge() -> None:
@@ -559,7 +583,9 @@ def test_a_merge_needs_a_majority_and_names_who_took_it() -> None:
     store = filled(machine, 4)
     expected = seen_in_store(store)
     files = machine.files()
-    files.judge = lambda call: errno.ENOSPC if call.file_kind == "block" and "volume-b" in str(call.path) else 0
+    files.judge = lambda call: (
+        errno.ENOSPC if call.file_kind == "block" and machine.paths[1] in call.path.parents else 0
+    )
     opened = machine.open(files)
     opened.compact()
     (row,) = state_of(opened).blocks.rows

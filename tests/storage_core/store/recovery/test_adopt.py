@@ -19,6 +19,7 @@ from harness.faults import FaultyFiles, end_at
 from harness.forged_blocks import Forger
 from harness.replicas import replica_states
 from harness.simulated_disk import ProcessEnded
+from harness.templates import Template
 
 from storage_core.block.format import digest_of
 from storage_core.errors import NotAStoreError, RequirementError, StaleIncarnationError, StorageError
@@ -28,7 +29,7 @@ from storage_core.raft import log_format
 from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
-from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.placement_journal import PlacementJournal
 
 MESSAGES = 12
 EXPECTED = [b"message %d " % number * 20 for number in range(MESSAGES)]
@@ -325,13 +326,14 @@ def test_old_files_are_set_aside_and_a_second_adoption_goes_on_from_the_first(tm
 
 def test_an_adoption_that_was_killed_anywhere_is_done_again(tmp_path: Path) -> None:
     counting = FaultyFiles(OS_FILES)
-    (tmp_path / "whole").mkdir()
-    _adopt(make(tmp_path / "whole"), counting)
+    root = tmp_path / "store"
+    root.mkdir()
+    paths = make(root)
+    made = Template(root)
+    _adopt(paths, counting)
     tried = 0
     for number in range(0, len(counting.calls), 4):
-        root = tmp_path / f"{number}"
-        root.mkdir()
-        paths = make(root)
+        made.put_back()
         with pytest.raises(ProcessEnded):
             _adopt(paths, FaultyFiles(OS_FILES, end_at(number)))
         with contextlib.suppress(RequirementError):  # enough of it was done

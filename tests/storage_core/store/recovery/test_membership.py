@@ -11,6 +11,7 @@ import pytest
 from harness.faults import FaultyFiles, end_at
 from harness.replicas import replica_states
 from harness.simulated_disk import ProcessEnded
+from harness.templates import Template
 
 from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, StorageError
 from storage_core.files import OS_FILES
@@ -259,15 +260,16 @@ def test_a_second_change_waits_for_the_first_which_may_be_taken_back(tmp_path: P
 @pytest.mark.parametrize("by", ["the same command", "repair", "maintain"])
 def test_a_replacement_that_was_killed_anywhere_goes_on(tmp_path: Path, by: str) -> None:
     counting = FaultyFiles(OS_FILES)
-    (tmp_path / "whole").mkdir()
-    _replace(tmp_path / "whole", counting)
+    root = tmp_path / "store"
+    root.mkdir()
+    paths = make(root, 3)
+    made = Template(root)
+    _replace(root, paths, counting)
     tried = 0
     for number in range(0, len(counting.calls), {"the same command": 9, "repair": 17, "maintain": 13}[by]):
-        root = tmp_path / f"{number}"
-        root.mkdir()
+        made.put_back()
         with pytest.raises(ProcessEnded):
-            _replace(root, FaultyFiles(OS_FILES, end_at(number)))
-        paths = [root / f"volume-{one}" for one in range(3)]
+            _replace(root, paths, FaultyFiles(OS_FILES, end_at(number)))
         with Store.open(paths) as store:
             assert contents(store) == EXPECTED
             if by == "repair":
@@ -288,8 +290,7 @@ def test_a_replacement_that_was_killed_anywhere_goes_on(tmp_path: Path, by: str)
     )
 
 
-def _replace(root: Path, files: FaultyFiles) -> None:
-    paths = make(root, 3)
+def _replace(root: Path, paths: list[Path], files: FaultyFiles) -> None:
     with Store.open(paths, env=replace(REAL, files=files, parallel=one_after_another)) as store:
         store.replace_volume(store.volumes()[1].name, root / "new")
 

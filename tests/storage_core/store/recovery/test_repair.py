@@ -349,7 +349,7 @@ def test_streams_are_repaired_one_by_one_if_named(paths: list[Path]) -> None:
 def test_progress_is_told(paths: list[Path]) -> None:
     heard: list[tuple[int, int]] = []
     with Store.open(paths) as store:
-        store.repair(lambda done, total: heard.append((done, total)))
+        store.repair(progress=lambda done, total: heard.append((done, total)))
     assert heard[-1] == (MESSAGES * 3, MESSAGES * 3)
 
 

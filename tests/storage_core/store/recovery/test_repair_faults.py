@@ -17,6 +17,7 @@ from harness.cases import Cases
 from harness.faults import Call, FaultyFiles, end_at
 from harness.replicas import replica_states
 from harness.simulated_disk import ProcessEnded
+from harness.templates import Template
 
 from storage_core.errors import StorageError
 from storage_core.files import OS_FILES
@@ -82,14 +83,14 @@ HARMS: list[Callable[[Path], None]] = [go_blank, hurt_blocks, lose_log]
 @pytest.mark.parametrize("harm", HARMS, ids=lambda one: one.__name__)
 def test_a_repair_that_is_killed_at_any_step_is_ended_by_the_next(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     counting = FaultyFiles(OS_FILES)
-    paths = make(tmp_path / "whole")
+    paths = make(tmp_path / "store")
     harm(paths[1])
+    harmed = Template(tmp_path / "store")
     repair(paths, counting, 1)
     cases = Cases(f"repairs of a volume after {harm.__name__}, killed at a call that changes something")
     for number in range(0, len(counting.calls), 4):
         with cases.case(str(counting.calls[number]), "killed"):
-            paths = make(tmp_path / f"{number}")
-            harm(paths[1])
+            harmed.put_back()
             with pytest.raises(ProcessEnded):
                 repair(paths, FaultyFiles(OS_FILES, end_at(number, halfway=number % 8 == 0)), 1)
             with Store.open([paths[0], paths[2]]) as store:
@@ -105,15 +106,15 @@ def test_a_repair_in_which_a_call_on_the_volume_fails_is_ended_by_the_next(
     tmp_path: Path, harm: Callable[[Path], None], error: int
 ) -> None:
     counting = FaultyFiles(OS_FILES)
-    paths = make(tmp_path / "whole")
+    paths = make(tmp_path / "store")
     harm(paths[1])
+    harmed = Template(tmp_path / "store")
     repair(paths, counting, 1)
     numbers = [call.number for call in counting.calls if "volume-1" in str(call.path)]
     cases = Cases(f"repairs of a volume after {harm.__name__}, with a call that fails with {errno.errorcode[error]}")
     for number in numbers[::5]:
         with cases.case(str(counting.calls[number]), "failed"):
-            paths = make(tmp_path / f"{number}")
-            harm(paths[1])
+            harmed.put_back()
 
             def judge(call: Call, at: int = number) -> int:
                 return error if call.number == at and "volume-1" in str(call.path) else 0

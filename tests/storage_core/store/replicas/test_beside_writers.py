@@ -195,7 +195,7 @@ def test_a_copy_that_is_repaired_after_it_was_read_leaves_no_report(
         else:
             hurt.write_bytes(whole[:-100] + bytes(100))
         files.judge, files.is_armed = judge, True
-        getattr(store, call)(progress)
+        getattr(store, call)(progress=progress)
         files.is_armed = False
         assert repaired and hurt.read_bytes() == whole
         assert not list(tmp_path.glob("*/reports/*.report"))

@@ -315,6 +315,19 @@ def test_a_volume_that_missed_blocks_without_being_broken_is_written_down(store:
     assert not any(one.retired for one in store.state().voters)
 
 
+def test_a_volume_that_stays_full_is_written_down_once_until_it_has_caught_up(store: Store) -> None:
+    def refuse(call: Call) -> int:
+        return errno.ENOSPC if call.operation == "create" and "streams" in call.path.parts else 0
+
+    full = replace(REAL, files=FaultyFiles(OS_FILES, on_volume(refuse, 1)))
+    for env, behind_count in ((full, 1), (REAL, 1), (full, 2)):
+        with Store.open(store.paths, env=env) as filling:
+            for _ in range(3):
+                filling.stream("S").append(write_columns(0, 1))
+            assert len(filling.events(kind="behind")) == behind_count
+    assert store.stream("S").last_sequence == 9
+
+
 def test_a_disk_that_a_task_found_broken_is_retired_by_the_commit(store: Store) -> None:
     transaction, broken = store.begin(["S"]), store.volumes()[1]
     judge = on_volume(lambda call: errno.EIO if call.operation == "sync" else 0, 1)

@@ -275,7 +275,7 @@ def test_volumes_that_are_written_while_they_are_looked_at_are_current(
 
     reader = Store.open(paths, env=replace(REAL, files=seen))
     seen.counted, seen.judge = READING, append_between
-    standings = reader.metadata.standings(0.0)
+    standings = reader.metadata.statuses(0.0)
     assert left[0] < looks
     assert {one.state for one in standings.values()} == {"current"}
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -9,19 +10,25 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from storage_core.deadlines import DeadlineFiles
 from storage_core.errors import StoreBusyError
 from storage_core.files import OS_FILES, Lock, OsFiles, OsLock
+from storage_core.store.environment import REAL
+from storage_core.store.store import Store
 from storage_core.store.volume import locks
 
 HOLD = """
 import sys
 from pathlib import Path
 from storage_core.files import OS_FILES
+from storage_core.store.environment import REAL
+from storage_core.store.store import Store
 from storage_core.store.volume import locks
 with locks.hold(OS_FILES, [Path(sys.argv[1])], 1, 5.0):
     {then}
@@ -228,3 +235,43 @@ def test_a_fork_while_a_lock_is_taken_leaves_no_copy_of_it(tmp_path: Path) -> No
         pass
     os.write(write_end, b"x")
     os.waitpid(children[0], 0)
+
+
+def test_a_child_that_is_forked_while_locks_are_held_holds_none_and_leads_sessions_of_its_own(tmp_path: Path) -> None:
+    """A thread is in the midst of a call on the volume when another forks: the child cannot wait for it."""
+    volume = tmp_path / "volume"
+    files = DeadlineFiles(OS_FILES)
+    stream = Store.create([volume], env=replace(REAL, files=files)).add_stream({"name": "S"})
+    hear, say = os.pipe()
+    held, forked = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with files.volume(volume).mutex:
+            held.set()
+            forked.wait()
+
+    thread = threading.Thread(target=call)
+    with locks.hold(files, [volume], 1, 0.0):
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(say, b"x")
+                stream.publish("S", b"child")
+                os.write(say, b"x")
+                signal.pause()
+            finally:
+                os._exit(1)
+        forked.set()
+        thread.join()
+        has_begun = select.select([hear], [], [], 20.0)[0] and os.read(hear, 1)
+    try:
+        assert has_begun and select.select([hear], [], [], 20.0)[0]
+        with holder(volume):  # the child is alive, and keeps nothing of what its parent held
+            assert [row["data"] for row in stream.read().read_all().to_pylist()] == [b"child"]
+    finally:
+        os.close(hear)
+        os.close(say)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL

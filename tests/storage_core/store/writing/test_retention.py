@@ -166,7 +166,7 @@ def test_streaming_queries_are_consumers_too() -> None:
             assert left(stream) == []
         else:
             assert left(stream) == [4, 5, 6]
-            assert reader.settle({name: onward(store.stream_state(name), at, 4)}, "fail", "")[name] is not None
+            assert reader.reconcile({name: onward(store.stream_state(name), at, 4)}, "fail", "")[name] is not None
         reader.close()
 
 

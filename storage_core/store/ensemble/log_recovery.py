@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from storage_core.metadata.commands import Voter
 from storage_core.raft.entry import Vote
 from storage_core.raft.snapshot_format import SnapshotBody
-from storage_core.store.ensemble.decision import Decision, Finding, Found, decide, newest
+from storage_core.store.ensemble.decision import Decision, ReadVolume, VolumeStatus, decide, newest
 from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, trail_of
@@ -20,31 +20,31 @@ class Relock(Exception):
     """The log speaks of volumes that this session has not locked: begin again with all of them."""
 
 
-def decide_by(found: Sequence[Found], memory: Memory) -> Decision:
+def decide_by(volumes: Sequence[ReadVolume], memory: Memory) -> Decision:
     """Return what to do with the volumes, by the voters that their logs name.
 
     Raises what `decide` raises, and Relock with the voters if some are not among the volumes.
     """
-    lead = newest(found)
+    lead = newest(volumes)
     voters = memory.state_of(lead).voters if lead is not None else ()
-    if not {voter.volume_id for voter in voters} <= {volume.volume_id for volume in found}:
+    if not {voter.volume_id for voter in voters} <= {volume.volume_id for volume in volumes}:
         raise Relock(voters)
     # A log of which not even the first entry is whole names no voters: then it is one of what was found.
-    voters = voters or tuple(Voter(volume.volume_id, volume.instance_id, volume.name) for volume in found)
-    decision = decide(found, voters)
+    voters = voters or tuple(Voter(volume.volume_id, volume.instance_id, volume.name) for volume in volumes)
+    decision = decide(volumes, voters)
     members = memory.state_of(decision.lead).voters
     if members and _voting(members) != _voting(voters):
         # The members by the log that leads count; those by the newest one had to agree to it as well.
-        return decide(found, members)
+        return decide(volumes, members)
     return decision
 
 
-def view_of(decision: Decision, found: Sequence[Found], memory: Memory) -> View:
+def view_of(decision: Decision, volumes: Sequence[ReadVolume], memory: Memory) -> View:
     """Return the view of the log that leads, with the ends of those logs that need nothing before they go on."""
     lead = decision.lead
     index, term, chain = lead.tip
-    contents = {volume.volume_id: volume.contents for volume in found if volume.contents is not None}
-    in_step = [volume_id for volume_id, finding in decision.findings.items() if finding.written and finding.in_step]
+    contents = {volume.volume_id: volume.contents for volume in volumes if volume.contents is not None}
+    in_step = [volume_id for volume_id, status in decision.statuses.items() if status.written and status.in_step]
     return View(
         state=memory.state_of(lead),
         index=index,
@@ -66,15 +66,17 @@ def snapshot_body(lead: Lead, vote: Vote, durable: Mapping[bytes, int]) -> Snaps
     return SnapshotBody(body.state, vote.term, vote.candidate, dict(durable), body.trail) if body is not None else None
 
 
-def rewrite(log: MetadataLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
+def rewrite(
+    log: MetadataLog, status: VolumeStatus, decision: Decision, vote: Vote, body: SnapshotBody | None
+) -> Position:
     """Bring one volume up to the log that leads, but for what is known to be durable and right there."""
     lead, snapshot = decision.lead, None
-    base = lead.at(finding.keep)
+    base = lead.at(status.keep)
     if base is None:
-        assert lead.snapshot is not None and body is not None, (finding, lead.base)
+        assert lead.snapshot is not None and body is not None, (status, lead.base)
         base, snapshot = lead.base, (lead.snapshot.history, body)
     entries = lead.entries[base.index - lead.base.index :]
-    return log.rewrite(finding.end, base, [vote, *entries], decision.commit, snapshot, finding.drop_record)
+    return log.rewrite(status.end, base, [vote, *entries], decision.commit, snapshot, status.drop_record)
 
 
 def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from datasource.settings import ReadSettings, StreamReadSettings, WriteSettings
 from storage_core import Store
 from storage_core.errors import NotAStoreError
 from storage_core.paths import place
@@ -44,32 +45,29 @@ def open_store(
             raise
 
 
-def open_foreign_store(
-    paths: Sequence[str],
-    layout: str,
-    account: str | None = None,
-    truncate_bad_eof: bool = False,
-    no_crc: bool = False,
-    encryption_key: str | None = None,
-) -> "ForeignStore":
+def open_store_of(settings: ReadSettings | StreamReadSettings | WriteSettings, take_over: bool = False) -> Store:
+    """Return the jstream store that the options name; `take_over` as in `open_store`."""
+    return open_store(settings.paths, settings.lock_timeout_s, take_over, settings.storage)
+
+
+def open_foreign_store(settings: ReadSettings) -> "ForeignStore":
     """Return the store that another server wrote; raises as `open_foreign` does."""
     from storage_core.foreign import open_foreign
 
-    with _advising(paths):
-        places = [Path(path) for path in paths]
+    with _advising(settings.paths):
         return open_foreign(
-            places,
-            layout,
-            account,
-            truncate_bad_eof=truncate_bad_eof,
-            no_crc=no_crc,
-            encryption_key=encryption_key,
+            [Path(path) for path in settings.paths],
+            settings.layout,
+            settings.account,
+            truncate_bad_eof=settings.truncate_bad_eof,
+            no_crc=settings.no_crc,
+            encryption_key=settings.encryption_key,
         )
 
 
 @contextmanager
 def _advising(paths: Sequence[str]) -> Iterator[None]:
-    # Spark gives us load(p) and load([p]) alike, so a comma within a path cannot be told from one between two.
+    # Spark gives us load(p) and load([p]) alike, so a comma within a path looks like one between two.
     try:
         yield
     except NotAStoreError as error:

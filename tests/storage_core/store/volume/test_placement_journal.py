@@ -18,8 +18,8 @@ from storage_core.files import OS_FILES
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.raft.log_format import BATCHES_OFFSET
 from storage_core.store.store import Store
-from storage_core.store.volume import placements
-from storage_core.store.volume.placements import Placement, PlacementJournal
+from storage_core.store.volume import placement_journal
+from storage_core.store.volume.placement_journal import Placement, PlacementJournal
 
 
 def placement(number: int, row_count: int = 1) -> Placement:
@@ -64,7 +64,7 @@ def test_what_was_written_comes_back_in_order(journal: PlacementJournal) -> None
 
 
 def test_many_blocks_are_split_into_records_of_bounded_size(journal: PlacementJournal) -> None:
-    many = placement(1, 2 * placements.ROWS_PER_RECORD_MAX + 1)
+    many = placement(1, 2 * placement_journal.ROWS_PER_RECORD_MAX + 1)
     journal.append([many])
     found = list(journal.read())
     assert [len(one.rows) for one in found] == [4096, 4096, 1]
@@ -107,7 +107,7 @@ def test_a_journal_cut_at_any_length_keeps_what_stands_before_and_takes_more(jou
 
 def test_a_journal_of_a_newer_version_is_left_alone(journal: PlacementJournal) -> None:
     journal.append([placement(1)])
-    newer = placements._header(2, 0, 32) + journal.path.read_bytes()[32:]
+    newer = placement_journal._header(2, 0, 32) + journal.path.read_bytes()[32:]
     journal.path.write_bytes(newer)
     with pytest.raises(UnsupportedVersionError, match="version 2"):
         list(journal.read())
@@ -125,7 +125,7 @@ def of_a_store(root: Path) -> Path:
 
 
 def looks_like_records(path: Path) -> None:
-    record = b"PLCE" + pack("<IIIQ", 0, placements.RECORD_SIZE_MAX - 24, 0, 1)
+    record = b"PLCE" + pack("<IIIQ", 0, placement_journal.RECORD_SIZE_MAX - 24, 0, 1)
     with path.open("ab") as file:
         file.write(record * 2_000_000)
 
@@ -142,7 +142,7 @@ def test_a_journal_that_nobody_wrote_is_read_within_bounds_and_told(
     tmp_path: Path, kind: str, rebuild_only: bool
 ) -> None:
     volume = of_a_store(tmp_path)
-    path = volume / placements.FILE_NAME
+    path = volume / placement_journal.FILE_NAME
     HOSTILE[kind](path)
     ended, peak_bytes = look_after(volume, rebuild_only)
     assert [one.error for one in ended] == [None] * len(ended), ended
@@ -177,5 +177,5 @@ def test_pieces_of_a_journal_are_read_as_one(journal: PlacementJournal, monkeypa
     whole = values(list(journal.read()))
     assert len(whole) == 60
     for size in (1, 8, 100, 1000, 4096):
-        monkeypatch.setattr(placements, "PIECE_SIZE", size)
+        monkeypatch.setattr(placement_journal, "PIECE_SIZE", size)
         assert values(list(journal.read())) == whole

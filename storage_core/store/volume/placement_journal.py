@@ -16,9 +16,9 @@ from pathlib import Path
 from struct import Struct
 
 import numpy as np
-from crc32c import crc32c
 
 from storage_core.bounded import pack, unpack
+from storage_core.checksum import crc32c
 from storage_core.deadlines import together
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.files import File, Files
@@ -92,7 +92,7 @@ class PlacementJournal:
         self._files.sync_directory(self.path.parent)
 
     def beginning(self) -> Beginning | None:
-        """Return what the journal begins with; None if that cannot be told. Raises UnsupportedVersionError."""
+        """Return what the journal begins with; None if that cannot be known. Raises UnsupportedVersionError."""
         try:
             file = self._files.open(self.path)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Drift: a volume that does not have the blocks of which the manifest says that it does.
+"""Replica mismatch: a volume that does not have the blocks of which the manifest says that it does.
 
 Names and sizes tell without reading: of the first and last blocks when a store is opened, of all when it is scrubbed or
-maintained. What is found is written down as an event, and reports are left for maintenance; nothing is mended here, and
-nothing of it is served, because a read goes by digest.
+maintained. What is found is written down as an event, and reports are left for maintenance; nothing is repaired here,
+and nothing of it is served, because a read goes by digest.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import UnreachableError, is_of_process, raise_if_limit
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.findings import is_told
+from storage_core.store.replicas.damage_notes import is_reported
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks, missing_copies
 from storage_core.store.volume import reports
 from storage_core.store.volume.placement import is_recorded
@@ -27,7 +27,7 @@ COMPARED_AT_OPEN_MAX = 256  # copies
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class ReplicaMismatch:
     """Copies that the manifest says a volume has, and that are not there in their full size."""
 
     stream: str
@@ -39,15 +39,15 @@ class Drift:
     def event(self) -> Event:
         first, last = self.blocks[0], self.blocks[-1]
         absent = sum(size < 0 for size in self.sizes)
-        what = f"of {self.compared} blocks compared {absent} missing, {len(self.blocks) - absent} of another size"
-        reason = f"{what}; between sequences {first.first} and {last.end - 1}"
+        counts = f"of {self.compared} blocks compared {absent} missing, {len(self.blocks) - absent} of another size"
+        reason = f"{counts}; between sequences {first.first} and {last.end - 1}"
         after = "missing" if absent == self.compared else "damaged"
         return Event("drift", self.stream, "", self.volume.name, "current", after, reason)
 
 
 def compare(
     state: StoreState, stream: StreamState, volume: Volume, env: Environment, count_max: int | None = None
-) -> Drift | None:
+) -> ReplicaMismatch | None:
     """Compare names and sizes of the blocks that a volume should have; None if all are as they should be.
 
     `count_max`: the first and the last blocks only, half and half, looked at one by one.
@@ -64,8 +64,8 @@ def compare(
     differing = [(block, size) for block, size in zip(blocks, sizes, strict=True) if size != block.file_size]
     if not differing:
         return None
-    found, found_sizes = zip(*differing, strict=True)
-    return Drift(stream.name, volume, found, found_sizes, len(blocks))
+    differing_blocks, found_sizes = zip(*differing, strict=True)
+    return ReplicaMismatch(stream.name, volume, differing_blocks, found_sizes, len(blocks))
 
 
 def _sizes_one_by_one(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
@@ -100,8 +100,8 @@ def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
     return [sizes[block.written_as].get(block.block_id, -1) for block in blocks]
 
 
-def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:
-    """Write down drift that was not told before, and leave reports of the copies, so that they are mended.
+def tell(session: Session, drifts: Sequence[ReplicaMismatch], env: Environment) -> None:
+    """Write down drift that was not reported before, and leave reports of the copies, so that they are repaired.
 
     Raises what a session raises.
     """
@@ -122,13 +122,13 @@ def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:
             )
             reports.leave(others, left)
         event = drift.event()
-        if not is_told(session.state, event):
+        if not is_reported(session.state, event):
             events.append(event)
     if events:
         session.propose(RecordEvents(tuple(events)))
 
 
-def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment) -> tuple[bool, list[Drift]]:
+def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment) -> tuple[bool, list[ReplicaMismatch]]:
     """Return, after a short look without a lock, whether copies need repair, and drift that shows in names and sizes.
 
     How long it takes does not depend on how many blocks there are: it looks at the first and last ones of streams.
@@ -143,10 +143,10 @@ def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment)
         for volume_id in stream.placement:
             if left < 2 or volume_id not in counted:
                 continue
-            found = compare(state, stream, counted[volume_id], env, left if left < 64 else max(32, left // 4))
+            drift = compare(state, stream, counted[volume_id], env, left if left < 64 else max(32, left // 4))
             left -= min(len(stream.blocks), max(32, left // 4))
-            if found is not None:
-                drifts.append(found)
+            if drift is not None:
+                drifts.append(drift)
     return due, drifts
 
 
@@ -157,8 +157,8 @@ def _has_reports(volume: Volume, env: Environment) -> bool:
         return False
 
 
-def everywhere(session: Session, env: Environment) -> list[Drift]:
+def everywhere(session: Session, env: Environment) -> list[ReplicaMismatch]:
     """Return the drift of all streams on all volumes that can be written, from the names and sizes of all blocks."""
     state = session.state
-    found = [compare(state, stream, volume, env) for stream in state.streams.values() for volume in session.writable]
-    return [drift for drift in found if drift is not None]
+    drifts = [compare(state, stream, volume, env) for stream in state.streams.values() for volume in session.writable]
+    return [drift for drift in drifts if drift is not None]

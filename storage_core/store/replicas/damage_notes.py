@@ -1,8 +1,8 @@
-"""Findings: what was found wrong on a volume is an event of it, whatever became of the copy since.
+"""Damage notes: what was found wrong on a volume is an event of it, whatever became of the copy since.
 
-People decide by them whether to replace a disk. A copy that was found bad may be gone a moment later: repaired, merged
-with its neighbours, removed. So whoever finds something says so, and does not wait for a repair to say it. One event a
-time for each stream and volume; what the newest event about them says already is not said again.
+People decide by these events whether to replace a disk. A copy that was found bad may be gone a moment later:
+repaired, merged with its neighbours, removed. So whoever finds something says so without waiting for a repair. One
+event a time for each stream and volume; what the newest event about them says already is not said again.
 """
 
 import logging
@@ -16,29 +16,29 @@ from storage_core.store.ensemble.session import Session
 logger = logging.getLogger(__name__)
 
 
-class Findings:
+class DamageNotes:
     """What was found wrong, by stream (empty: metadata) and volume."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self._defects: dict[tuple[str, str], list[str]] = defaultdict(list)
 
-    def note(self, stream: str, volume: str, what: str) -> None:
-        """Note a bad copy, or a bad metadata file, of a volume (its id in hex); `what` names the file."""
-        self._found[stream, volume].append(what)
+    def note(self, stream: str, volume: str, defect: str) -> None:
+        """Note a bad copy, or a bad metadata file, of a volume (its id in hex); `defect` names the file."""
+        self._defects[stream, volume].append(defect)
 
     def events(self, state: StoreState) -> tuple[Event, ...]:
         """Return one event for each stream and volume, but for those that say nothing new."""
         events = []
-        for (stream, volume), found in self._found.items():
-            count = "" if len(found) == 1 else f"{len(found)} {'blocks' if stream else 'files'}; the first: "
+        for (stream, volume), defects in self._defects.items():
+            count = "" if len(defects) == 1 else f"{len(defects)} {'blocks' if stream else 'files'}; the first: "
             before, after = ("current", "damaged") if stream else ("", "")  # the volume as a whole is not damaged by it
-            event = Event("damaged", stream, "", volume, before, after, f"{count}{found[0]}")
-            if not is_told(state, event):
+            event = Event("damaged", stream, "", volume, before, after, f"{count}{defects[0]}")
+            if not is_reported(state, event):
                 events.append(event)
         return tuple(events)
 
     def tell(self, session: Session) -> None:
-        """Write the events; where that fails, what was found is told by its caller all the same."""
+        """Write the events; where that fails, what was found is reported by its caller all the same."""
         events = self.events(session.state)
         if not events:
             return
@@ -48,7 +48,7 @@ class Findings:
             logger.warning("%s: what was found could not be written down: %s", session.label, error)
 
 
-def is_told(state: StoreState, event: Event) -> bool:
+def is_reported(state: StoreState, event: Event) -> bool:
     """Return whether the last event about the same copies says the same."""
     for last in reversed(state.events):
         if (last.stream, last.volume) == (event.stream, event.volume):
