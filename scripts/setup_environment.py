@@ -133,6 +133,8 @@ def write_environment(java: Path, delta: "Path | None") -> None:
     lines = ["# Written by scripts/setup_environment.py; read by the Makefile and by tests/conftest.py."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     lines += [f'PATH={shlex.quote(str(PYTHON.parent))}:"$PATH"']
+    # Images of containers set it. Every process that Spark starts would compile all of jstream anew.
+    lines += ["unset PYTHONDONTWRITEBYTECODE"]
     ENVIRONMENT.write_text("\n".join(lines) + "\n")
 
 
