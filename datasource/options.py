@@ -108,8 +108,8 @@ OPTIONS = (
         "paths",
         PATHS,
         "required",
-        "Volumes of the store, separated by commas, or as a JSON list if a path holds one: any of them leads to the "
-        "rest. Relative paths are resolved on the driver. Set by `load(p)` and `save(p)`.",
+        "Volumes of the store, comma-separated, or a JSON list if a path has a comma: any leads to the rest. "
+        "Relative paths start at the driver's folder. Set by `load(p)` and `save(p)`.",
     ),
     Option("paths", EVERYWHERE, "", PATHS, "", "The same as a list; set by `load([p, q])`.", alias="path"),
     Option(
@@ -118,7 +118,7 @@ OPTIONS = (
         "streams",
         STREAMS,
         "reading: required (layout=nats and stan: all); writing: the column `stream`",
-        "The stream; for reading also a list, separated by commas or Python's own, or globs (`ORDERS_*`).",
+        "The stream; for reading also a list, or globs (`ORDERS_*`).",
         parse_for={WRITE: parse_one_stream, STREAM_WRITE: parse_one_stream},
     ),
     Option(
@@ -127,7 +127,7 @@ OPTIONS = (
         "subject",
         FILTER,
         "reading: every subject; writing: the stream's only literal subject",
-        "Reading: a filter with `*` (one token) and `>` (the rest); writing: the subject of rows without one.",
+        "Reading: a filter with `*` (one token) and `>` (the rest). Writing: of rows without a subject.",
         parse_for={WRITE: parse_subject, STREAM_WRITE: parse_subject},
     ),
     Option(
@@ -136,8 +136,7 @@ OPTIONS = (
         "columns",
         STREAMS,
         "all of them",
-        "The columns to read, in this order; only they are decoded. The same as a schema of your own, which can also "
-        "declare `data STRING`.",
+        "Columns to read, in this order. A schema of your own does the same, and can declare `data STRING`.",
     ),
     Option(
         "invalidUtf8",
@@ -145,7 +144,7 @@ OPTIONS = (
         "invalid_utf8",
         choice_of("fail", "null"),
         "`fail`",
-        "Where a schema declares `data STRING`, data that is no UTF-8: fail with its sequence, or give null.",
+        "Data that is no UTF-8, declared as `data STRING`: fail with its sequence, or give null.",
     ),
     Option(
         "startingOffsets",
@@ -153,9 +152,9 @@ OPTIONS = (
         "starting",
         OFFSETS,
         "`earliest` (batch), `latest` (streaming)",
-        "`earliest`, `latest` (streaming), `consumer`, or JSON with the first sequence of each stream, inclusive: "
-        '`{"ORDERS": 1001}`, where other streams start at the default. A checkpoint goes before it; streams that join '
-        "a query later start at their first message.",
+        '`earliest`, `latest` (streaming), `consumer`, or JSON with first sequences, inclusive: `{"ORDERS": 1001}`; '
+        "other streams start at the default. A checkpoint goes first; streams that join a query start at their "
+        "first message.",
         parse_for={STREAM_READ: parse_stream_offsets},
     ),
     Option(
@@ -164,7 +163,7 @@ OPTIONS = (
         "ending",
         OFFSETS,
         "`latest`",
-        '`latest`, or JSON with the end of each stream, exclusive: `{"ORDERS": 2001}`.',
+        '`latest`, or JSON with ends, exclusive: `{"ORDERS": 2001}`.',
     ),
     Option(
         "startingTimestamp",
@@ -172,8 +171,8 @@ OPTIONS = (
         "starting_time_ns",
         TIME,
         "",
-        "ISO 8601 (without a zone: UTC) or milliseconds since 1970: the first message whose time is not before it; "
-        "beyond the end: latest, and logged. Goes before the other starting options.",
+        "The first message of that time or later: ISO 8601 (UTC by default) or milliseconds since 1970. Beyond "
+        "the end: latest, with a log line. Goes before other starts.",
     ),
     Option(
         "endingTimestamp",
@@ -181,7 +180,7 @@ OPTIONS = (
         "ending_time_ns",
         TIME,
         "",
-        "End before the first message whose time is not before it.",
+        "End before the first message of that time or later.",
     ),
     Option(
         "startingOffsetsByTimestamp",
@@ -189,7 +188,7 @@ OPTIONS = (
         "starting_times_ns",
         TIMES,
         "",
-        'Stream by stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
+        'By stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
     ),
     Option(
         "endingOffsetsByTimestamp",
@@ -197,7 +196,7 @@ OPTIONS = (
         "ending_times_ns",
         TIMES,
         "",
-        "The end, stream by stream, exclusive.",
+        "Ends by stream, exclusive.",
     ),
     Option(
         "consumer",
@@ -205,9 +204,9 @@ OPTIONS = (
         "consumer",
         CONSUMER,
         "",
-        "Durable consumer: where to start if no other option says so. First use makes it, at the first message or "
-        "where starting options say. A streaming query acknowledges to it what it has finished, and owns it as long as "
-        "it runs; a batch read never moves it. Its `filter_subjects` count besides the option `subject`.",
+        "Durable consumer: where to start, if nothing else says so. First use makes it, there or at the first "
+        "message. A streaming query owns it, and acknowledges finished batches; a batch read never moves it. Its "
+        "`filter_subjects` count beside `subject`.",
     ),
     Option(
         "consumerTakeover",
@@ -215,7 +214,7 @@ OPTIONS = (
         "consumer_takeover",
         FLAG,
         "`false`",
-        "`true`: take the consumer from another live query, which fails. Otherwise the second is refused.",
+        "`true`: take the consumer from another live query, which fails. `false`: be refused.",
     ),
     Option(
         "maxOffsetsPerTrigger",
@@ -223,9 +222,9 @@ OPTIONS = (
         "message_count",
         COUNT,
         "no limit",
-        "Messages a batch, at most, counted before the filter `subject`. The smallest of this and the following limits "
-        "wins, shared among streams in proportion to what is new in each, of which each hands on one message at least. "
-        "`Trigger.AvailableNow` obeys them, `Trigger.Once` does not.",
+        "Messages per batch, at most, before the filter `subject`. The smallest of this and the next limits wins; "
+        "streams share it in proportion to their news, one message at least. `Trigger.AvailableNow` obeys, "
+        "`Trigger.Once` does not.",
     ),
     Option("maxMessagesPerTrigger", (STREAM_READ,), "", COUNT, "", "", alias="maxOffsetsPerTrigger"),
     Option(
@@ -234,7 +233,7 @@ OPTIONS = (
         "byte_size",
         SIZE,
         "no limit",
-        "Bytes of subjects, headers and data a batch, at most, about: `1048576`, `512k`, `64m`, `1g`.",
+        "Bytes of subjects, headers and data per batch, about.",
     ),
     Option(
         "maxFilesPerTrigger",
@@ -242,7 +241,7 @@ OPTIONS = (
         "block_count",
         COUNT,
         "no limit",
-        "Blocks a batch, at most.",
+        "Blocks per batch, at most.",
     ),
     Option(
         "minOffsetsPerTrigger",
@@ -250,7 +249,7 @@ OPTIONS = (
         "message_count_min",
         COUNT,
         "1",
-        "Wait until so many messages are new, or `maxTriggerDelay` is over. Means nothing with `Trigger.AvailableNow`.",
+        "Wait for so many new messages, or `maxTriggerDelay`; not with `Trigger.AvailableNow`.",
     ),
     Option(
         "maxTriggerDelay",
@@ -258,7 +257,7 @@ OPTIONS = (
         "trigger_delay_max_s",
         DURATION,
         "`15m`",
-        "How long to wait for `minOffsetsPerTrigger`, from the last batch or the query's start on.",
+        "How long `minOffsetsPerTrigger` waits, from the last batch or the start.",
     ),
     Option(
         "pollInterval",
@@ -266,8 +265,7 @@ OPTIONS = (
         "poll_interval_s",
         DURATION,
         "`1s`",
-        "How often an idle query looks for messages in an object store: each look is a request. Means nothing on local "
-        "disks.",
+        "How often an idle query looks into an object store, by a request.",
     ),
     Option(
         "minPartitions",
@@ -275,7 +273,7 @@ OPTIONS = (
         "min_partitions",
         COUNT,
         "",
-        "Blocks are split to reach so many partitions. By default a block is a partition, and small ones share.",
+        "Split blocks into so many partitions. By default a block is a partition, and small ones share.",
     ),
     Option(
         "maxRecordsPerPartition",
@@ -283,7 +281,7 @@ OPTIONS = (
         "partition_rows_max",
         COUNT,
         "",
-        "Blocks are split so that no partition has more messages.",
+        "Split blocks into partitions of so many messages at most.",
     ),
     Option(
         "failOnDataLoss",
@@ -291,9 +289,8 @@ OPTIONS = (
         "fail_on_data_loss",
         FLAG,
         "`true`",
-        "Lost or damaged messages, and offsets beyond the end of a stream: `true` fails the read with their sequences, "
-        "`false` reads the rest and logs it. Messages of a volume that is away are not lost: a streaming query waits "
-        "for them with `false`, every other read fails.",
+        "Lost or damaged messages, and offsets beyond the end: `true` fails with their sequences, `false` reads the "
+        "rest and logs it. While a volume is away, a streaming query with `false` waits; other reads fail.",
     ),
     Option(
         "verify",
@@ -301,7 +298,7 @@ OPTIONS = (
         "verify",
         CHECKS,
         "`crc`",
-        "`none` leaves out the checksums of message data.",
+        "`none` skips checksums of message data.",
     ),
     Option(
         "layout",
@@ -309,8 +306,7 @@ OPTIONS = (
         "layout",
         choice_of("jstream", "nats", "stan"),
         "`jstream`",
-        "`nats`: read the directory of a NATS JetStream server in place, writing nothing; `stan`: that of a NATS "
-        "Streaming server, each channel a stream.",
+        "Read the directory of a NATS JetStream (`nats`) or NATS Streaming (`stan`) server in place, writing nothing.",
     ),
     Option(
         "account",
@@ -318,7 +314,7 @@ OPTIONS = (
         "account",
         NAME,
         "`$G`",
-        "The NATS account of the streams; only with `layout=nats`.",
+        "NATS account; only with `layout=nats`.",
     ),
     Option(
         "encryptionKey",
@@ -326,8 +322,8 @@ OPTIONS = (
         "encryption_key",
         SECRET,
         "",
-        "The key in the NATS server's configuration, for encrypted streams; only with `layout=nats`. It is never "
-        "logged; needs `pip install 'pyspark-jstream[encryption]'`.",
+        "Key of the NATS server's configuration, never logged; only with `layout=nats` and `pip install "
+        "'pyspark-jstream[encryption]'`.",
     ),
     Option(
         "truncateBadEof",
@@ -335,7 +331,7 @@ OPTIONS = (
         "truncate_bad_eof",
         FLAG,
         "`false`",
-        "Read past an unexpected end of a file, and log what is lost by it; only with `layout=stan`.",
+        "Read past an unexpected end of a file, and log the loss; only with `layout=stan`.",
     ),
     Option(
         "noCrc",
@@ -343,7 +339,7 @@ OPTIONS = (
         "no_crc",
         FLAG,
         "`false`",
-        "Read on past bad checksums, and log each message that is read so; only with `layout=stan`.",
+        "Read past bad checksums, and log each; only with `layout=stan`.",
     ),
     Option(
         "table",
@@ -351,10 +347,9 @@ OPTIONS = (
         "table",
         choice_of("messages", "last", "streams", "consumers", "damage", "events"),
         "`messages`",
-        "Instead of all messages: `last`: the last message of each subject in the range; `streams`: configuration, "
-        "state and replicas; `consumers`: what each has acknowledged, and how far it is behind; `damage`: everything "
-        "is read and checked, one row a damaged place; `events`: what happened, oldest first. `last` and `events` not "
-        "with another layout.",
+        "`last`: the last message of each subject in the range; `streams`: configuration, state, replicas; "
+        "`consumers`: positions and lag; `damage`: checks everything, one row per damaged place; `events`: oldest "
+        "first. `last` and `events` only of our layout.",
     ),
     Option(
         "compression",
@@ -362,7 +357,7 @@ OPTIONS = (
         "compression",
         choice_of("none", "lz4", "zstd"),
         "the stream's",
-        "Compression of the blocks written.",
+        "Of the blocks written.",
     ),
     Option(
         "writerId",
@@ -370,18 +365,18 @@ OPTIONS = (
         "writer_id",
         TEXT,
         "streaming: the query's id",
-        "Who writes: a rerun with the same `writerId` and `batchId` stores nothing twice, and says so. A streaming "
-        "query that has one fails when its checkpoint was removed.",
+        "With `batchId`, a rerun stores nothing twice, and says so. A streaming query that has one fails when its "
+        "checkpoint was removed.",
     ),
-    Option("batchId", (WRITE,), "batch_id", TEXT, "", "Which batch of `writerId` this is."),
+    Option("batchId", (WRITE,), "batch_id", TEXT, "", "Batch of `writerId`."),
     Option(
         "takeOver",
         EVERYWHERE,
         "take_over",
         FLAG,
         "`false`",
-        "`true`: a store that another host wrote is written from here on; what still runs there is refused. Of reads, "
-        "those with a `consumer` alone write. When it is safe: [operations](operations.md#which-host-writes).",
+        "`true`: this host writes the store from now on, and the former one is refused. Reads write only with a "
+        "`consumer`. [When it is safe](operations.md#which-host-writes).",
     ),
     Option(
         "failOnChangedBatch",
@@ -389,8 +384,8 @@ OPTIONS = (
         "fail_on_changed_batch",
         FLAG,
         "`true`",
-        "A batch that is stored already and now holds other messages: `true` fails the write. `false`: what was stored "
-        "first counts, and an event says so; for the last batch of a streaming query alone.",
+        "A stored batch comes again with other messages: `true` fails. `false`: the first one counts, with an "
+        "event; in streaming for the last batch only.",
     ),
     Option(
         "storage.KEY",
@@ -398,9 +393,8 @@ OPTIONS = (
         "storage",
         Kind("text", parse_text),
         "the environment of driver and executors",
-        "Settings of the [object store](object-stores.md) that the volumes are in, named as in "
-        "`storage_options` of delta-rs and polars: `storage.aws_region`. They are never stored or logged; leave "
-        "secrets to the environment or an instance's role.",
+        "Settings of the [object store](object-stores.md), such as `storage.aws_region`. Never stored or logged; "
+        "leave secrets to the environment or a role.",
     ),
     Option(
         "lockTimeout",

@@ -12,9 +12,9 @@ from datasource.options import OPTIONS, Option, Use
 
 HEAD = """# Options
 
-What `.option(name, value)` takes with `format("jstream")`, made from the table that checks it. Names are taken without
-regard to case. An option that is unknown, or means nothing where it is given, is refused by name. A duration has a
-unit: `500ms`, `90s`, `2m`, `1h30m`, `7d`. A size may have one: `1048576`, `512k`, `64MB`, in powers of 1,024.
+What `.option(name, value)` takes with `format("jstream")`. The case of names does not matter. An option that is
+unknown, or means nothing where it is given, is refused by name. Durations have a unit: `500ms`, `90s`, `2m`, `1h30m`,
+`7d`. Sizes may have one, in powers of 1,024: `1048576`, `512k`, `64MB`.
 """
 
 # Where an option may be given, as the column `for` says it.
