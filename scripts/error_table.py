@@ -16,9 +16,8 @@ from storage_core.errors import StorageError
 
 HEAD = """# Errors
 
-What a program can catch. Every error of the store, and of a pipeline, has a class and a code; codes keep their meaning,
-the words of a message may change. Spark and the command line show the code before the message:
-`[JSTREAM_STREAM_NOT_FOUND] no stream 'ORDRES' in /shop; did you mean 'ORDERS'?`. What to do about one:
+What a program can catch. Codes keep their meaning, the words of messages may change. Spark and the command line show
+the code first: `[JSTREAM_STREAM_NOT_FOUND] no stream 'ORDRES' in /shop; did you mean 'ORDERS'?`. What to do:
 [troubleshooting](troubleshooting.md).
 
 ```python
@@ -32,9 +31,9 @@ with Store.open_or_create("shop") as store:
         assert error.fields["stream"] == "ORDRES"
 ```
 
-All are `StorageError`. `error.fields` has those of its fields that are known, each an attribute, too; `to_json()` has
-code, text and fields together. Wrong arguments, options and configurations are `ValueError`; so is a
-`DefinitionError`. The errors of pipelines are in `spark_stream.pipelines.errors`.
+All are `StorageError`. `error.fields` has the known fields, which are attributes, too; `to_json()` has code, text and
+fields. Wrong arguments, options and configurations are `ValueError`; so is `DefinitionError`. Those of pipelines are in
+`spark_stream.pipelines.errors`.
 
 <div class="stacks" markdown>
 

@@ -17,7 +17,7 @@ from storage_core.suggestions import instead, nearest
 
 
 class StorageError(Exception):
-    """Anything that the store refuses or cannot do. All errors below are of this class."""
+    """Anything that the store refuses or cannot do: all errors below."""
 
     code: ClassVar[str] = "JSTREAM_ERROR"
     field_names: ClassVar[tuple[str, ...]] = ()
@@ -56,7 +56,7 @@ class StorageError(Exception):
 
 
 class CorruptionError(StorageError):
-    """Bytes fail their checksum, digest or identity. The caller repairs from another replica or reports."""
+    """Bytes fail their checksum, digest or identity."""
 
     code = "JSTREAM_CORRUPTION"
     file: str | None = None
@@ -76,13 +76,13 @@ class CorruptionError(StorageError):
 
 
 class CorruptFrameError(CorruptionError):
-    """One frame of a block is damaged; the frames around it may be whole."""
+    """A frame of a block is damaged; those around it may be whole."""
 
     code = "JSTREAM_CORRUPT_FRAME"
 
 
 class CorruptRecordError(CorruptionError):
-    """One record of a metadata log or journal is damaged."""
+    """A record of a metadata log or journal is damaged."""
 
     code = "JSTREAM_CORRUPT_RECORD"
 
@@ -95,19 +95,19 @@ class CorruptRecordError(CorruptionError):
 
 
 class TruncatedRecordError(StorageError):
-    """The file ends inside a record. Recovery decides whether that is a torn tail or damage."""
+    """The file ends inside a record; recovery decides whether that is damage."""
 
     code = "JSTREAM_TRUNCATED_RECORD"
 
 
 class UnsupportedVersionError(StorageError):
-    """A newer writer was here: its file is left alone, not guessed at."""
+    """A newer writer was here: its file is left alone."""
 
     code = "JSTREAM_UNSUPPORTED_VERSION"
 
 
 class NotAStoreError(StorageError):
-    """The path holds no volume of a jstream store, or one that belongs to another store."""
+    """The path holds no volume of a store, or one of another store."""
 
     code = "JSTREAM_NOT_A_STORE"
 
@@ -122,7 +122,7 @@ class NotFoundError(StorageError):
 
 
 class StreamNotFoundError(NotFoundError):
-    """No stream has that name. Make it, or take the name that the text suggests."""
+    """No stream has that name; the text suggests one."""
 
     code = "JSTREAM_STREAM_NOT_FOUND"
     stream: str | None = None
@@ -138,7 +138,7 @@ class StreamNotFoundError(NotFoundError):
 
 
 class ConsumerNotFoundError(NotFoundError):
-    """The stream has no consumer of that name. Make it, or take the name that the text suggests."""
+    """The stream has no consumer of that name; the text suggests one."""
 
     code = "JSTREAM_CONSUMER_NOT_FOUND"
     stream: str | None = None
@@ -155,7 +155,7 @@ class ConsumerNotFoundError(NotFoundError):
 
 
 class MessageNotFoundError(NotFoundError):
-    """The stream has no message of that sequence: it was removed, or never stored."""
+    """No message has that sequence: it was removed, or never stored."""
 
     code = "JSTREAM_MESSAGE_NOT_FOUND"
     stream: str | None = None
@@ -188,13 +188,13 @@ class StaleIncarnationError(StorageError):
 
 
 class RequirementError(StorageError):
-    """A precondition of the command does not hold (sealed stream, denied delete, unexpected last sequence)."""
+    """A precondition does not hold (sealed stream, denied delete, unexpected last sequence)."""
 
     code = "JSTREAM_REQUIREMENT"
 
 
 class LimitExceededError(StorageError):
-    """More than a limit of the stream or store allows. Nothing was stored; make room, raise the limit, or send less."""
+    """More than a limit of the stream or store allows: nothing was stored."""
 
     code = "JSTREAM_LIMIT_EXCEEDED"
     stream: str | None = None  # empty: the limit is the store's
@@ -219,7 +219,7 @@ class LimitExceededError(StorageError):
 
 
 class InvalidMessageError(StorageError):
-    """A message that the stream does not take: subject, size, type or column; or that is not what a reader declared."""
+    """A message that the stream does not take (subject, size, type, column), or not what a reader declared."""
 
     code = "JSTREAM_INVALID_MESSAGE"
     stream: str | None = None
@@ -228,7 +228,7 @@ class InvalidMessageError(StorageError):
 
 
 class DataLossError(StorageError):
-    """Messages that should be there are lost or damaged; the text names stream, sequences, file and offset."""
+    """Messages that should be there are lost or damaged."""
 
     code = "JSTREAM_DATA_LOSS"
     stream: str | None = None
@@ -240,7 +240,7 @@ class DataLossError(StorageError):
 
 
 class UnavailableError(StorageError):
-    """Messages cannot be read now: what they lie on is away. That is no loss; the same call works when it is back."""
+    """Messages cannot be read now, since a volume is away. They are not lost: try again when it is back."""
 
     code = "JSTREAM_UNAVAILABLE"
     stream: str | None = None
@@ -252,7 +252,7 @@ class UnavailableError(StorageError):
 
 
 class StalePlanError(StorageError):
-    """A plan so old that its blocks are gone: read again. Never answered with fewer rows."""
+    """A plan is so old that its blocks are gone: read again."""
 
     code = "JSTREAM_STALE_PLAN"
     stream: str | None = None
@@ -272,7 +272,7 @@ class FencedError(StorageError):
 
 
 class TransactionAbortedError(StorageError):
-    """The transaction was aborted, or is older than the store remembers; its blocks may be gone."""
+    """The transaction was aborted, or is too old; its blocks may be gone."""
 
     code = "JSTREAM_TRANSACTION_ABORTED"
 
@@ -287,7 +287,7 @@ class StoreBusyError(StorageError):
 
 
 class OtherHostError(StoreBusyError):
-    """Another host writes the store. No waiting helps: somebody decides that this one does from now on."""
+    """Another host writes the store. Waiting does not help, a take-over does."""
 
     code = "JSTREAM_OTHER_HOST"
     host: str | None = None  # that writes the store
@@ -308,7 +308,7 @@ class OtherHostError(StoreBusyError):
 
 
 class SupersededError(StoreBusyError):
-    """Another process has led since, so nothing of this was stored: begin anew from what it has written."""
+    """Another process has led since, and nothing was stored: begin anew."""
 
     code = "JSTREAM_SUPERSEDED"
 
@@ -323,7 +323,7 @@ class NoQuorumError(StorageError):
 
 
 class VolumeFailedError(StorageError):
-    """A volume gave an I/O error and is retired until it was verified again."""
+    """A volume gave an I/O error, and is retired until it is verified."""
 
     code = "JSTREAM_VOLUME_FAILED"
 
@@ -338,7 +338,7 @@ OBJECT_STORE = "object store"  # in place of a file system
 
 
 class UnsuitableFileSystemError(StorageError):
-    """A file system that does not do what a store builds on: the store is made, or used, elsewhere."""
+    """The file system does not do what a store needs: use another one."""
 
     code = "JSTREAM_UNSUITABLE_FILE_SYSTEM"
     path: str | None = None
@@ -364,13 +364,13 @@ class UnsuitableFileSystemError(StorageError):
 
 
 class DiskFullError(StorageError):
-    """No space or quota left: nothing was stored, and the volume is as good as before."""
+    """No space or quota left: nothing was stored."""
 
     code = "JSTREAM_DISK_FULL"
 
 
 class ProcessError(StorageError):
-    """This process has run into a limit, or lacks a right: nothing is wrong with the store, and nothing was changed."""
+    """This process has run into a limit, or lacks a right. The store is fine, and unchanged."""
 
     code = "JSTREAM_PROCESS_LIMIT"
     file: str | None = None
@@ -387,13 +387,13 @@ class ProcessError(StorageError):
 
 
 class ReadOnlyError(StorageError):
-    """The store was opened for reading only, or lies on a medium that cannot be written."""
+    """The store was opened for reading, or its medium cannot be written."""
 
     code = "JSTREAM_READ_ONLY"
     store: str | None = None
 
 
 class OutcomeUnknownError(StorageError):
-    """The commit may or may not have happened. Send the same (writer, batch) again; never another one."""
+    """The commit may have happened. Send the same (writer, batch) again, never another one."""
 
     code = "JSTREAM_OUTCOME_UNKNOWN"

@@ -4,13 +4,13 @@ from storage_core.errors import StorageError
 
 
 class PipelineError(StorageError):
-    """A pipeline is refused, or has failed. All errors of pipelines are of this class."""
+    """A pipeline is refused, or has failed: all errors below."""
 
     code = "JSTREAM_PIPELINE"
 
 
 class DefinitionError(PipelineError, ValueError):
-    """A definition file asks for something that makes no sense. The text says what is taken."""
+    """A definition file is wrong; the text says what is valid."""
 
     code = "JSTREAM_DEFINITION"
     file: str | None = None
@@ -25,7 +25,7 @@ class DefinitionError(PipelineError, ValueError):
 
 
 class CheckpointError(PipelineError):
-    """The checkpoint, or what is kept beside it, does not belong to this pipeline, or cannot be read."""
+    """The checkpoint, or a file beside it, is unreadable or of another pipeline."""
 
     code = "JSTREAM_CHECKPOINT"
     checkpoint: str | None = None
@@ -33,7 +33,7 @@ class CheckpointError(PipelineError):
 
 
 class CheckpointHeldError(PipelineError):
-    """Another run has the checkpoint; the text says who, where and since when."""
+    """Another run has the checkpoint."""
 
     code = "JSTREAM_CHECKPOINT_HELD"
     checkpoint: str | None = None
@@ -57,7 +57,7 @@ class BackfillRefusedError(PipelineError):
 
 
 class RunFailedError(PipelineError):
-    """A run of a pipeline failed; the text says why."""
+    """A run failed; the text says why."""
 
     code = "JSTREAM_RUN_FAILED"
     cause: str | None = None  # the code of the store's error that ended it
