@@ -47,53 +47,47 @@ HAPPENED = {
 }
 HEAD = """# What is rescued
 
-How much of a broken NATS JetStream store comes back. The cases are stores in `tests/data/nats` that real servers wrote
-(2.15.1 unless the name says otherwise), most of them damaged afterwards. *Served* is how many messages a server still
-gave to a client after it was started on a copy: the best of 2.9.10 to 2.15.1. *Read* is what `layout=nats` reads of
-the same files, in place, every checksum verified; *damage* what `option("table", "damage")` lists.
+How much of a broken NATS JetStream store comes back. Real servers (2.15.1 unless the name says otherwise) wrote these
+stores in `tests/data/nats`; most were damaged afterwards. *Served*: messages that a server still served from a copy, the
+best of 2.9.10 to 2.15.1. *Read*: what `layout=nats` reads of the same files, in place. *Damage*: what
+`option("table", "damage")` lists.
 
-Starting a server on a damaged store changes it: of `damaged-s2-bitflip-no-index`, 2.15.1 deleted the whole directory,
-all good blocks included. Reading with jstream changes nothing.
-
-`scripts/rescue_table.py` makes this page, and a test holds it against the stores: messages that are whole on disk are
-all read, each equal to what a client got before the damage. The others are lost to everybody.
+A server changes a damaged store: 2.15.1 deleted all of `damaged-s2-bitflip-no-index`, good blocks included. jstream
+changes nothing. A test compares this page (`scripts/rescue_table.py`) with the stores: all messages that are whole on
+disk are read, as a client got them before the damage.
 
 """
 FOOT = """
 Read whole, without their `index.db` or after SIGKILL: {whole}.
-So are {healthy_count} stores without damage, the encrypted ones with their key.
+So are {healthy_count} undamaged stores, the encrypted ones with their key.
 
 ## Copies side by side
 
-Given the directories of several nodes, `load("n1,n2,n3")` reads the copies of a stream as one, and `jstream drift nats
-n1 n2 n3` shows where they differ ([guide](guide/rescue.md)).
+`load("n1,n2,n3")` reads the copies of several nodes as one; `jstream drift nats n1 n2 n3` shows where they differ
+([guide](guide/rescue.md)).
 
 | case | what happened | served by the cluster | read of all copies | whole | what differs |
 |---|---|---|---|---|---|
 {replicas}
 
-Each sequence is decided by a vote. A copy has a message with some content (sequence, subject, time, headers and data,
-compared by a 64-bit hash, after its own checksum held), or it says that the message was removed (by its index or a
-tombstone, or a whole block without a record of it), or it has no vote: its bytes are damaged, its file is gone, or it
-never came so far.
+The copies vote on each sequence. A copy has a message (sequence, subject, time, headers and data, compared by a 64-bit
+hash after its checksum held), or says that it was removed (by index, tombstone, or a whole block without it), or has no
+vote, because it is damaged or gone, or never came so far.
 
-| | what is served | rule |
+| copies | served | rule |
 |---|---|---|
-| more copies say *removed* than have a message | nothing: a follower that lags does not bring it back | `removed` |
-| as many or fewer say so | the message: what was deleted can be deleted again, what was lost is lost | `kept` |
-| more than half of the copies that have a message have the same one | that one | `majority` |
-| no majority, one content is in more copies than any other | that one | `most copies` |
-| no majority, several contents are in as many copies | the message that was stored last, since a later leader writes \
-over what an earlier one had not replicated; in the same nanosecond the greater hash | `latest` |
+| more say *removed* than have a message | nothing | `removed` |
+| as many or fewer say so | the message | `kept` |
+| more than half of those with a message have the same | that one | `majority` |
+| no majority, one content in most copies | that one | `most copies` |
+| no majority, several contents in as many copies | the one stored last; in the same nanosecond the greater hash | `latest` |
 
-The order in which directories are given changes nothing. In the last two rows nobody can tell what is right: such a
-read fails and names the sequences, unless `failOnDataLoss=false` says to go on by the rule. Every difference, with its
-rule, is in `option("table", "damage")`, in `jstream drift`, and in the log of a read. A message that is damaged in one
-copy and whole in another costs nothing; one that no copy has whole is lost, and fails a read. What a torn end may have
-held behind all that other copies have counts as lost too, unless more than half of the copies end whole in front of
-it: then no cluster can have acknowledged it.
+The order of directories does not matter. In the last two rows a read fails and names the sequences;
+`failOnDataLoss=false` accepts the rule. `option("table", "damage")`, `jstream drift` and the log of a read have every
+difference and its rule. A message that no copy has whole is lost, and fails a read. So is what a torn end may have held
+behind all other copies, unless more than half of them end whole before it: then no cluster acknowledged it.
 
-With `layout=stan` no copy says *removed*: a channel has no deletes, and slices that its limits dropped leave no trace.
+With `layout=stan` no copy says *removed*: channels have no deletes, and limits leave no trace.
 """
 
 
