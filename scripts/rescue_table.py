@@ -6,6 +6,7 @@
 import base64
 import gzip
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,8 +49,8 @@ HAPPENED = {
 HEAD = """# What is rescued
 
 How much of a broken NATS JetStream store comes back. Real servers (2.15.1 unless the name says otherwise) wrote these
-stores in `tests/data/nats`; most were damaged afterwards. *Served*: messages that a server still served from a copy, the
-best of 2.9.10 to 2.15.1. *Read*: what `layout=nats` reads of the same files, in place. *Damage*: what
+stores in `tests/data/nats`; most were damaged afterwards. *Served*: messages that a server still served from a copy,
+the best of 2.9.10 to 2.15.1. *Read*: what `layout=nats` reads of the same files. *Damage*: what
 `option("table", "damage")` lists.
 
 A server changes a damaged store: 2.15.1 deleted all of `damaged-s2-bitflip-no-index`, good blocks included. jstream
@@ -80,7 +81,7 @@ vote, because it is damaged or gone, or never came so far.
 | as many or fewer say so | the message | `kept` |
 | more than half of those with a message have the same | that one | `majority` |
 | no majority, one content in most copies | that one | `most copies` |
-| no majority, several contents in as many copies | the one stored last; in the same nanosecond the greater hash | `latest` |
+| no majority, several contents in as many copies | the last one; in the same nanosecond the greater hash | `latest` |
 
 The order of directories does not matter. In the last two rows a read fails and names the sequences;
 `failOnDataLoss=false` accepts the rule. `option("table", "damage")`, `jstream drift` and the log of a read have every
@@ -199,7 +200,8 @@ def _shown(damage: ForeignDamage) -> str:
 
 
 def _reason(damage: ForeignDamage) -> str:
-    return damage.reason.split("; in the compressed file")[0]
+    """Return what is wrong, without where in the file, and without what follows from it."""
+    return re.split("; in the compressed file| in the record of|: the blocks", damage.reason)[0]
 
 
 def _read_copy(path: str, stream: str) -> Copy:
