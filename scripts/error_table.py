@@ -31,9 +31,9 @@ with Store.open_or_create("shop") as store:
         assert error.fields["stream"] == "ORDRES"
 ```
 
-All are `StorageError`. `error.fields` has the known fields, which are attributes, too; `to_json()` has code, text and
-fields. Wrong arguments, options and configurations are `ValueError`; so is `DefinitionError`. Those of pipelines are in
-`spark_stream.pipelines.errors`.
+All are `StorageError`. `error.fields` has the known fields, also of the class above; each is an attribute, too.
+`to_json()` has code, text and fields. Wrong arguments, options and configurations are `ValueError`; so is
+`DefinitionError`. Those of pipelines are in `spark_stream.pipelines.errors`.
 
 <div class="stacks" markdown>
 
@@ -59,7 +59,8 @@ def _row(kind: type[StorageError]) -> str:
     above = kind.__bases__[0]
     name = f"`{kind.__name__}`" + (f", a `{above.__name__}`" if above not in (StorageError, Exception) else "")
     meaning = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
-    fields = ", ".join(f"`{field}`" for field in kind.field_names)
+    inherited = getattr(above, "field_names", ())
+    fields = ", ".join(f"`{field}`" for field in kind.field_names if field not in inherited)
     return f"| `{kind.code}` | {name} | {meaning} | {fields} |\n"
 
 

@@ -52,7 +52,7 @@ def rows() -> list[tuple[dict[str, set[str]], str]]:
             break
         _, *cells, does = (cell.strip() for cell in line.strip("|").split("|"))
         taken = {
-            name: set(QUESTIONS[name]) if cell == "any" else set(cell.split(", "))
+            name: set(QUESTIONS[name]) if not cell else set(cell.split(", "))
             for name, cell in zip(QUESTIONS, cells, strict=True)
         }
         assert all(taken[name] <= set(QUESTIONS[name]) for name in QUESTIONS), line

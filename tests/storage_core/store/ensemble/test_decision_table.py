@@ -66,8 +66,7 @@ def rows_of(columns: dict[str, tuple[str, ...]]) -> list[tuple[dict[str, set[str
             break
         _, *cells, does = (cell.strip() for cell in line.strip("|").split("|"))
         taken = [
-            set(columns[name]) if cell == "any" else set(cell.split(", "))
-            for name, cell in zip(columns, cells, strict=True)
+            set(columns[name]) if not cell else set(cell.split(", ")) for name, cell in zip(columns, cells, strict=True)
         ]
         for name, answers in zip(columns, taken, strict=True):
             assert answers <= set(columns[name]), f"unknown answer in: {line}"

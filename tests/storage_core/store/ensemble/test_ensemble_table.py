@@ -60,7 +60,7 @@ def rows_of(columns: Columns, verdict: str) -> list[tuple[dict[str, set[str]], s
         row, *cells, does = (cell.strip() for cell in line.strip("|").split("|"))
         assert row == str(number + 1), line
         taken = {
-            name: set(columns[name]) if cell == "any" else set(cell.split(", "))
+            name: set(columns[name]) if not cell else set(cell.split(", "))
             for name, cell in zip(columns, cells, strict=True)
         }
         for name, answers in taken.items():
