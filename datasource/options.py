@@ -204,9 +204,8 @@ OPTIONS = (
         "consumer",
         CONSUMER,
         "",
-        "Durable consumer: where to start, if nothing else says so. First use makes it, there or at the first "
-        "message. A streaming query owns it, and acknowledges finished batches; a batch read never moves it. Its "
-        "`filter_subjects` count beside `subject`.",
+        "[Durable consumer](streaming.md#a-durable-consumer): where to start, if nothing else says so. First use makes "
+        "it, there or at the first message. A batch read never moves it.",
     ),
     Option(
         "consumerTakeover",
@@ -347,9 +346,7 @@ OPTIONS = (
         "table",
         choice_of("messages", "last", "streams", "consumers", "damage", "events"),
         "`messages`",
-        "`last`: the last message of each subject in the range; `streams`: configuration, state, replicas; "
-        "`consumers`: positions and lag; `damage`: checks everything, one row per damaged place; `events`: oldest "
-        "first. `last` and `events` only of our layout.",
+        "Instead of messages [other tables](spark.md#reading); `last` and `events` only of our layout.",
     ),
     Option(
         "compression",
