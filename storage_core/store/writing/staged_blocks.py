@@ -2,14 +2,16 @@
 they take the place of.
 
 A copy counts if the volume that fsynced it is still the same instance and not retired, and the file still is the block
-(size, trailer, digest). The entry says which volumes have good copies; the others are behind, and maintenance fetches
-it.
+(size, trailer, digest); of what this process fsynced itself no file is looked at again. The entry says which volumes
+have good copies; the others are behind, and maintenance fetches it.
 """
 
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +29,6 @@ from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
-from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, says_broken
@@ -147,8 +148,8 @@ def good_copies(
 ) -> list[list[Volume]]:
     """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
 
-    Of blocks that this process has just made durable (`is_own`) only their being there is looked at; in an object
-    store not even that.
+    `is_own`: this process has just made them durable. That holds while the volume is the same instance, whose log the
+    session has seen: who removes a file now could as well do so after the ack.
     Raises RequirementError, which names what is wrong with each copy, if there are fewer.
     """
     failing = session.failing  # what a disk took before it failed proves nothing
@@ -160,10 +161,14 @@ def good_copies(
         and volume.volume_id not in failing
     ]
     store_id = session.state.store_id
-    looks = [volume.blocks.on_volume(partial(_look, store_id, volume, blocks, is_own)) for volume in usable]
+    looks = [partial(_look, store_id, volume, blocks, is_own) for volume in usable]
+    if is_own:  # no file is read
+        outcomes: list[Any] = [look() for look in looks]
+    else:
+        outcomes = env.parallel([volume.blocks.on_volume(look) for volume, look in zip(usable, looks, strict=True)])
     held: list[list[Volume]] = [[] for _ in blocks]
     wrong: list[list[Exception | str]] = [[] for _ in blocks]
-    for volume, reasons in zip(usable, env.parallel(looks), strict=True):
+    for volume, reasons in zip(usable, outcomes, strict=True):
         if isinstance(reasons, BaseException):
             raise reasons
         for at, reason in enumerate(reasons):
@@ -198,26 +203,18 @@ def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], is_own
 
 
 def _look_at(store_id: bytes, volume: Volume, block: StagedBlock, is_own: bool) -> str:
+    """Return why a copy does not count; raise StorageError or OSError if the file is not this block."""
     assert volume.identity is not None
     incarnation, block_id = block.incarnation, block.summary.block_id
     if (volume.volume_id, volume.identity.instance_id) not in block.holders:
         return f"{volume.blocks.path(incarnation, block_id)} was not written"
-    if volume.is_remote:  # what was put is there as a whole, and durable, or whoever put it was told that it is not
+    # What was put into an object store is there as a whole, and durable, or whoever put it was told that it is not.
+    if is_own or volume.is_remote:
         return ""
     expected = BlockExpectation(store_id, incarnation, block_id, block.summary.digest, block.summary.file_size)
-    size = volume.blocks.size(incarnation, block_id) if is_own else None
-    if size != block.summary.file_size:
-        _check(volume.blocks, expected)
-    return ""
-
-
-def _check(blocks: BlockStore, expected: BlockExpectation) -> None:
-    """Raise StorageError or OSError if a file is not this block, as its size, trailer and footer tell."""
-    file = blocks.open(expected.incarnation, expected.block_id)
-    try:
+    with closing(volume.blocks.open(incarnation, block_id)) as file:
         BlockReader.open(file, expected)
-    finally:
-        file.close()
+    return ""
 
 
 def _place_of(block: BlockSlice) -> np.ndarray:
