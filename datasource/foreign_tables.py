@@ -6,6 +6,8 @@ the executors, a block file at a time; what is wrong beside the messages (config
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -16,44 +18,24 @@ from datasource.partitions import SlicePartition, pack
 from datasource.reader import seen_from_here, select_streams
 from datasource.settings import CONSUMERS, DAMAGE, MESSAGES, STREAMS, ReadSettings
 from datasource.store_opening import open_foreign_store
-from datasource.tables import RowsPartition, table_batch
+from datasource.tables import RowsPartition, TableReader, table_batch
 from storage_core.foreign import ForeignDamage, read_foreign_slice
-from storage_core.foreign.consumers import consumers_table
 
 log = logging.getLogger("jstream")
 
 
-@show_codes
-class ForeignStreamTableReader(DataSourceReader):
-    """Lists the streams of a store, each copy of one and also those that cannot be read."""
-
-    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
-        self.settings, self.schema = settings, schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        store = plan_store(self.settings)
-        names = select_streams(store.streams(), self.settings.streams)
-        return [RowsPartition([copy.row() for name in names for copy in store.copies(name)])]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield table_batch(partition, self.schema)
+def _streams(settings: ReadSettings) -> list[dict[str, Any]]:
+    """Return a row for each copy of a stream, also for those that cannot be read."""
+    store = plan_store(settings)
+    names = select_streams(store.streams(), settings.streams)
+    return [copy.row() for name in names for copy in store.copies(name)]
 
 
-@show_codes
-class ForeignConsumerTableReader(DataSourceReader):
-    """Lists the consumers of streams. What is damaged of one is null, and logged."""
-
-    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
-        self.settings, self.schema = settings, schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        store = plan_store(self.settings)
-        names = select_streams(store.streams(), self.settings.streams)
-        consumers = [consumer for name in names for consumer in store.consumers(name, _log)]
-        return [RowsPartition(consumers_table(consumers).to_pylist())]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield table_batch(partition, self.schema)
+def _consumers(settings: ReadSettings) -> list[dict[str, Any]]:
+    """Return the consumers of streams. What is damaged of one is null, and logged."""
+    store = plan_store(settings)
+    names = select_streams(store.streams(), settings.streams)
+    return [consumer.row() for name in names for consumer in store.consumers(name, _log)]
 
 
 @show_codes
@@ -97,7 +79,7 @@ def _log(damage: ForeignDamage) -> None:
 
 READERS: dict[str, Callable[[ReadSettings, pa.Schema], DataSourceReader]] = {
     MESSAGES: ForeignReader,
-    STREAMS: ForeignStreamTableReader,
-    CONSUMERS: ForeignConsumerTableReader,
+    STREAMS: partial(TableReader, _streams),
+    CONSUMERS: partial(TableReader, _consumers),
     DAMAGE: ForeignDamageReader,
 }

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,70 +30,52 @@ class RowsPartition(InputPartition):
 
 
 @show_codes
-class StreamTableReader(DataSourceReader):
-    """Lists the streams of a store, or those that the option `stream` names."""
+class TableReader(DataSourceReader):
+    """Lists what `collect` finds of a store, or of the streams that the option `stream` names."""
 
-    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
-        self.settings, self.schema = settings, schema
+    def __init__(
+        self, collect: Callable[[ReadSettings], list[dict[str, Any]]], settings: ReadSettings, schema: pa.Schema
+    ) -> None:
+        self.collect, self.settings, self.schema = collect, settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        with open_store_of(self.settings) as store:
-            names = select_streams(store.streams(), self.settings.streams or ("*",)) if store.streams() else []
-            return [RowsPartition([stream_row(info) for info in store.report(names, exact_times=True)])]
+        return [RowsPartition(self.collect(self.settings))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield table_batch(partition, self.schema)
 
 
-@show_codes
-class ConsumerTableReader(DataSourceReader):
-    """Lists the consumers of a store, or of the streams that the option `stream` names. It moves none of them."""
-
-    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
-        self.settings, self.schema = settings, schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        with open_store_of(self.settings) as store:
-            names = select_streams(store.streams(), self.settings.streams) if self.settings.streams else None
-            return [RowsPartition(consumer_rows(store, names))]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield table_batch(partition, self.schema)
+def _streams(settings: ReadSettings) -> list[dict[str, Any]]:
+    with open_store_of(settings) as store:
+        names = select_streams(store.streams(), settings.streams or ("*",)) if store.streams() else []
+        return [stream_row(info) for info in store.report(names, exact_times=True)]
 
 
-@show_codes
-class EventTableReader(DataSourceReader):
-    """Lists what happened to a store and its volumes, or to the streams that the option `stream` names."""
-
-    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
-        self.settings, self.schema = settings, schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        with open_store_of(self.settings) as store:
-            events = store.events()
-            if self.settings.streams:
-                names = set(select_streams(event_streams(store), self.settings.streams))
-                events = [event for event in events if event["stream"] in names]
-            return [RowsPartition([{**event, "time": _time(event["time"])} for event in events])]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield table_batch(partition, self.schema)
+def _consumers(settings: ReadSettings) -> list[dict[str, Any]]:
+    """Return the rows of consumers; it moves none of them."""
+    with open_store_of(settings) as store:
+        return consumer_rows(store, _chosen(store, settings))
 
 
-@show_codes
-class DamageTableReader(DataSourceReader):
-    """Checks every block of a store, or of the streams that the option `stream` names, and lists what is damaged."""
+def _events(settings: ReadSettings) -> list[dict[str, Any]]:
+    """Return what happened to the store and its volumes."""
+    with open_store_of(settings) as store:
+        events = store.events()
+        if settings.streams:
+            names = set(select_streams(event_streams(store), settings.streams))
+            events = [event for event in events if event["stream"] in names]
+        return [{**event, "time": _time(event["time"])} for event in events]
 
-    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
-        self.settings, self.schema = settings, schema
 
-    def partitions(self) -> Sequence[InputPartition]:
-        with open_store_of(self.settings) as store:
-            names = select_streams(store.streams(), self.settings.streams) if self.settings.streams else None
-            return [RowsPartition(store.verify(streams=names)["damage"])]
+def _damage(settings: ReadSettings) -> list[dict[str, Any]]:
+    """Check every block, and return what is damaged."""
+    with open_store_of(settings) as store:
+        damage: list[dict[str, Any]] = store.verify(streams=_chosen(store, settings))["damage"]
+        return damage
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield table_batch(partition, self.schema)
+
+def _chosen(store: Store, settings: ReadSettings) -> list[str] | None:
+    return select_streams(store.streams(), settings.streams) if settings.streams else None
 
 
 def event_streams(store: Store) -> list[str]:
@@ -188,8 +171,8 @@ def _time(text: str | None) -> datetime | None:
 
 
 READERS: dict[str, Callable[[ReadSettings, pa.Schema], DataSourceReader]] = {
-    STREAMS: StreamTableReader,
-    CONSUMERS: ConsumerTableReader,
-    EVENTS: EventTableReader,
-    DAMAGE: DamageTableReader,
+    STREAMS: partial(TableReader, _streams),
+    CONSUMERS: partial(TableReader, _consumers),
+    EVENTS: partial(TableReader, _events),
+    DAMAGE: partial(TableReader, _damage),
 }

@@ -7,43 +7,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
-STREAMS_SCHEMA = pa.schema(
-    [
-        pa.field("stream", pa.string()),
-        pa.field("account", pa.string()),
-        pa.field("path", pa.string()),
-        pa.field("subjects", pa.list_(pa.string())),
-        pa.field("messages", pa.int64()),
-        pa.field("bytes", pa.int64()),
-        pa.field("blocks", pa.int64()),
-        pa.field("first_sequence", pa.int64()),
-        pa.field("last_sequence", pa.int64()),
-        pa.field("consumers", pa.int64()),
-        pa.field("compression", pa.string()),
-        pa.field("encrypted", pa.bool_()),
-        pa.field("source", pa.string()),
-        pa.field("problem", pa.string()),
-        pa.field("config", pa.string()),
-    ]
-)
-DAMAGE_SCHEMA = pa.schema(
-    [
-        pa.field("stream", pa.string()),
-        pa.field("account", pa.string()),
-        pa.field("file", pa.string()),
-        pa.field("offset_bytes", pa.int64()),
-        pa.field("end_bytes", pa.int64()),
-        pa.field("first", pa.int64()),
-        pa.field("end", pa.int64()),
-        pa.field("lost_count", pa.int64()),
-        pa.field("served", pa.bool_()),
-        pa.field("costs", pa.bool_()),
-        pa.field("reason", pa.string()),
-        pa.field("description", pa.string()),
-    ]
-)
+# Of the tables of streams and of damage; their types are in datasource/schema.py.
+STREAM_COLUMNS = (
+    "stream", "account", "path", "subjects", "messages", "bytes", "blocks", "first_sequence", "last_sequence",
+    "consumers", "compression", "encrypted", "source", "problem", "config",
+)  # fmt: skip
+DAMAGE_COLUMNS = (
+    "stream", "account", "file", "offset_bytes", "end_bytes", "first", "end", "lost_count", "served", "costs",
+    "reason", "description",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +67,8 @@ class ForeignStream:
     config: dict[str, Any] = field(default_factory=dict)  # in the words of its server
 
     def row(self) -> dict[str, Any]:
-        """Return it as a row in STREAMS_SCHEMA."""
-        values = {name: getattr(self, name) for name in STREAMS_SCHEMA.names if hasattr(self, name)}
+        """Return it as a row of STREAM_COLUMNS."""
+        values = {name: getattr(self, name) for name in STREAM_COLUMNS if hasattr(self, name)}
         return {
             **values,
             "subjects": list(self.subjects),
@@ -136,8 +108,8 @@ class ForeignDamage:
     )
 
     def row(self) -> dict[str, Any]:
-        """Return it as a row in DAMAGE_SCHEMA."""
-        values = {name: getattr(self, name) for name in DAMAGE_SCHEMA.names if hasattr(self, name)}
+        """Return it as a row of DAMAGE_COLUMNS."""
+        values = {name: getattr(self, name) for name in DAMAGE_COLUMNS if hasattr(self, name)}
         served = self.served or self.elsewhere or self.disputed
         return {**values, "served": served, "costs": self.costs, "description": self.explain()}
 

@@ -38,7 +38,7 @@ from storage_core.file_kinds import IMPORT_RECORD
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
 from storage_core.foreign.budget import fold_damage
-from storage_core.foreign.slices import DAMAGE_SCHEMA
+from storage_core.foreign.slices import DAMAGE_COLUMNS
 from storage_core.foreign.union import UnionSlice
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.os_errors import raise_if_of_process
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 HEAD_FILE = f"import{PART_SUFFIX}"
 MAGIC = b"JSTRMIMP"
 FORMAT_VERSION = 1
-DAMAGE_KEYS = {*DAMAGE_SCHEMA.names, "places", "left"}
+DAMAGE_KEYS = {*DAMAGE_COLUMNS, "places", "left"}
 COLUMNS = ("sequence", *FRAME_SCHEMA.names)
 _HEADER = Struct("<8sII16sI")  # magic, version, payload size, digest of the payload, CRC32C of the bytes before
 
@@ -178,7 +178,7 @@ def write_record(
 
 
 def damage_row(damage: ForeignDamage) -> dict[str, Any]:
-    """Return damage as a row in DAMAGE_SCHEMA, with how many places it is, and whether anything of it is left here."""
+    """Return damage as a row of DAMAGE_COLUMNS, with how many places it is, and whether anything of it is left here."""
     row = {key: readable(value) if isinstance(value, str) else value for key, value in damage.row().items()}
     is_note = damage.first is None and not damage.end_bytes and not damage.elsewhere
     return {**row, "places": damage.places, "left": damage.costs or damage.served or damage.disputed or is_note}

@@ -29,15 +29,15 @@ import numpy as np
 import pyarrow as pa
 from harness.fuzz.mutations import mutate_bytes
 from harness.fuzz.seals import seal_of, sealed, vouch
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from datasource.schema import FOREIGN_CONSUMER_TYPES, FOREIGN_DAMAGE_TYPES, FOREIGN_STREAM_TYPES, spark_schema
 from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.definitions import load_definitions
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core.errors import StorageError
 from storage_core.foreign import ForeignDamage, ForeignStore, open_foreign, read_foreign_slice
-from storage_core.foreign.consumers import consumers_table
 from storage_core.foreign.nats.store import NatsStore
-from storage_core.foreign.slices import DAMAGE_SCHEMA, STREAMS_SCHEMA
 from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.sequences import SequenceSet
@@ -55,6 +55,10 @@ from storage_core.store.volume.reports import Report
 
 DATA = Path(__file__).parents[2] / "data"
 CONF = Path(__file__).parents[3] / "conf"
+STREAMS, CONSUMERS, DAMAGE = (
+    to_arrow_schema(spark_schema(types))
+    for types in (FOREIGN_STREAM_TYPES, FOREIGN_CONSUMER_TYPES, FOREIGN_DAMAGE_TYPES)
+)
 COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 NOON_NS = 1_795_262_400_000_000_000 + 3 * 3_600_000_000_000  # soon after the golden stores were left
 HERE = Environment(now_ns=lambda: NOON_NS, lock_domain=lambda: "a machine", sleep=lambda _: None)
@@ -164,8 +168,9 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
                 for part in slices:
                     for batch in read_foreign_slice(part, COLUMNS, damage_seen.append):
                         _rows(shown.setdefault(name, {}), batch)
-                consumers_table(opened.consumers(name, damage_seen.append))
-                pa.RecordBatch.from_pylist([copy.row() for copy in opened.copies(name)], STREAMS_SCHEMA)
+                consumers = opened.consumers(name, damage_seen.append)
+                pa.RecordBatch.from_pylist([consumer.row() for consumer in consumers], CONSUMERS)
+                pa.RecordBatch.from_pylist([copy.row() for copy in opened.copies(name)], STREAMS)
                 opened.bounds(name), opened.notes(name)
             except StorageError as error:
                 refused.append(str(error))
@@ -175,7 +180,7 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
                     opened.cluster_id(root)
                 except StorageError as error:
                     refused.append(str(error))
-        pa.RecordBatch.from_pylist([entry.row() for entry in damage_seen], DAMAGE_SCHEMA)
+        pa.RecordBatch.from_pylist([entry.row() for entry in damage_seen], DAMAGE)
         for entry in damage_seen:
             if entry.served and entry.first is not None:  # an option asked for what cannot be vouched for
                 for sequence in range(entry.first, entry.end or entry.first):

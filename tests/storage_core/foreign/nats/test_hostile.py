@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from harness.bounded_run import make_sparse, read_foreign
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from datasource.schema import FOREIGN_STREAM_TYPES, spark_schema
 from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice, side_by_side
 from storage_core.foreign.budget import PLACE_COUNT_MAX
@@ -20,7 +22,6 @@ from storage_core.foreign.nats.index import INDEX_MAGIC, SET_MAGIC, highwayhash_
 from storage_core.foreign.nats.record import SIZE_MIN, block_key
 from storage_core.foreign.nats.scan import RECORD_COUNT_MAX
 from storage_core.foreign.side_by_side import compare
-from storage_core.foreign.slices import STREAMS_SCHEMA
 from storage_core.store.imports import importing
 from storage_core.store.imports.importing import ImportRequest, import_streams
 from storage_core.store.store import Store
@@ -208,7 +209,7 @@ def test_a_configuration_that_is_no_unicode_is_told_and_its_messages_are_read(
     store = make_stream("S", {1: content}, subjects=["S.\ud800"])
     (copy,) = open_foreign(store).copies("S")
     assert copy.subjects == () and "meta.inf is not the JSON object of a stream" in copy.problem
-    pa.RecordBatch.from_pylist([copy.row()], STREAMS_SCHEMA)
+    pa.RecordBatch.from_pylist([copy.row()], to_arrow_schema(spark_schema(FOREIGN_STREAM_TYPES)))
     assert read_foreign("nats", store).rows == 1
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from storage_core.errors import CorruptRecordError
 from storage_core.foreign import ForeignDamage
-from storage_core.foreign.consumers import CONSUMERS_SCHEMA, consumers_table
 from storage_core.foreign.stan import subscriptions
 from storage_core.foreign.stan.store import StanStore
 from storage_core.foreign.stan.subscriptions import (
@@ -126,14 +125,11 @@ def test_records_are_replayed_in_order(writer: Any, tmp_path: Path, content: lis
 
 def test_table_has_a_row_a_subscription(tmp_path: Path, content: list[bytes]) -> None:
     subscriptions = replayed(tmp_path / "subs.dat", content)
-    table = consumers_table(as_consumer(one, "subs.dat") for one in subscriptions)
-    table.validate(full=True)
-    assert table.schema == CONSUMERS_SCHEMA
-    assert table.select(["stream", "consumer", "ack_floor", "pending"]).to_pylist() == [
+    rows = [as_consumer(one, "subs.dat").row() for one in subscriptions]
+    assert [{key: row[key] for key in ("stream", "consumer", "ack_floor", "pending")} for row in rows] == [
         {"stream": "foo", "consumer": "dur", "ack_floor": 2, "pending": [3, 5]},
         {"stream": "foo", "consumer": "in4", "ack_floor": 0, "pending": []},
     ]
-    assert consumers_table([]).schema == CONSUMERS_SCHEMA
 
 
 def test_missing_file_is_no_subscription(tmp_path: Path) -> None:
