@@ -4,17 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_stream.cli.consumer_options import (
-    AckOption,
-    AckWaitOption,
-    DataLossOption,
-    DeliverOption,
-    FilterOption,
-    MaxDeliverOption,
-    MaxPendingOption,
-    PullOption,
-    configuration,
-)
+from spark_stream.cli.consumer_options import CONSUMER_KEYS, configuration
 from spark_stream.cli.failures import VerbGroup
 from spark_stream.cli.options import (
     AsksNothingOption,
@@ -30,7 +20,8 @@ from spark_stream.cli.options import (
     remember_store,
     require_consent_possible,
 )
-from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, MetadataOption
+from spark_stream.cli.spelling import spells
+from spark_stream.cli.stream_options import ConfigOption
 from spark_stream.cli.watching import WatchOption, show_repeatedly
 from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say
 from spark_stream.plans import seconds_until
@@ -49,28 +40,20 @@ def group(context: typer.Context, store: GroupStoreOption = None) -> None:
 
 
 @app.command("add")
+@spells(CONSUMER_KEYS)
 def add(
-    context: typer.Context,
     stream: StreamArgument,
     name: ConsumerArgument,
-    deliver: DeliverOption = None,
-    ack: AckOption = None,
-    wait: AckWaitOption = None,
-    max_deliver: MaxDeliverOption = None,
-    max_pending: MaxPendingOption = None,
-    filter: FilterOption = None,
-    on_data_loss: DataLossOption = None,
-    description: DescriptionOption = None,
-    metadata: MetadataOption = None,
+    spelled: dict[str, Any],
     config: ConfigOption = None,
-    pull: PullOption = False,
+    pull: Annotated[bool, typer.Option("--pull", help="No effect; accepted for compatibility with `nats`.")] = False,
     defaults: DefaultsOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
     """Create a consumer. By default it starts with the first message, and each message must be acknowledged."""
-    chosen = {**configuration(context.params), "name": name}
+    chosen = {**configuration(spelled, config), "name": name}
     chosen.pop("durable_name", None)  # NATS' second word for it, in what its own command printed
     with open_store(store, take_over=take_over) as opened:
         info = opened.stream(stream).add_consumer(chosen).info()

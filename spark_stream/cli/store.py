@@ -14,13 +14,8 @@ from spark_stream.cli.options import (
     open_store,
     remember_store,
 )
-from spark_stream.cli.quantities import (
-    parse_duration_option,
-    parse_pairs,
-    parse_size,
-    read_value,
-    show_value,
-)
+from spark_stream.cli.quantities import parse_pairs, read_value, show_value
+from spark_stream.cli.spelling import count, duration, size, spells, texts
 from spark_stream.cli.storage_options import storage_options
 from spark_stream.look.terminal import print_facts, print_json, print_table, say, show_size
 
@@ -34,53 +29,41 @@ def group(context: typer.Context, store: GroupStoreOption = None) -> None:
     remember_store(context, store)
 
 
-RetentionOption = Annotated[
-    str | None,
-    typer.Option("--deleted-block-retention", metavar="DURATION", help="How long removed messages stay on disk: 24h."),
-]
-SnapshotOption = Annotated[
-    int | None, typer.Option("--snapshot-every", metavar="N", help="Changes between two snapshots of metadata.")
-]
-MaxStreamsOption = Annotated[
-    int | None, typer.Option("--max-streams", metavar="N", help="Streams at most; -1 for no limit.")
-]
-MaxConsumersOption = Annotated[
-    int | None, typer.Option("--max-consumers", metavar="N", help="Durable consumers of all streams at most.")
-]
-MaxMessagesOption = Annotated[
-    int | None, typer.Option("--max-msgs", metavar="N", help="Messages of all streams at most.")
-]
-MaxBytesOption = Annotated[
-    str | None, typer.Option("--max-bytes", metavar="SIZE", help="Bytes of all streams' messages at most: 1TB.")
-]
-OpenFilesOption = Annotated[
-    int | None, typer.Option("--open-files-max", metavar="N", help="Files of blocks that a task has open at once.")
-]
-DefaultsOption = Annotated[
-    list[str] | None,
-    typer.Option(
+def _stream_defaults(typed: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the keys of new streams, by pattern of names."""
+    defaults: dict[str, dict[str, Any]] = {}
+    for text in typed:
+        pattern, _, pair = text.partition(":")
+        ((key, value),) = parse_pairs([pair], "=", f"--stream-default {pattern}:")
+        defaults.setdefault(pattern, {})[key] = read_value(value)
+    return defaults
+
+
+SETTINGS = {
+    "deleted_block_retention": duration("--deleted-block-retention", "How long removed messages stay on disk: 24h."),
+    "snapshot_every": count("--snapshot-every", "Changes between two snapshots of metadata."),
+    "max_streams": count("--max-streams", "Streams at most; -1 for no limit."),
+    "max_consumers": count("--max-consumers", "Durable consumers of all streams at most."),
+    "max_msgs": count("--max-msgs", "Messages of all streams at most."),
+    "max_bytes": size("--max-bytes", "Bytes of all streams' messages at most: 1TB."),
+    "open_files_max": count("--open-files-max", "Files of blocks that a task has open at once."),
+    "stream_defaults": texts(
         "--stream-default",
-        metavar="NAMES:KEY=VALUE",
-        help="A key of streams made from now on: 'LOGS*:max_age=7d'; '*' is every name. May be repeated.",
+        "NAMES:KEY=VALUE",
+        "A key of streams made from now on: 'LOGS*:max_age=7d'; '*' is every name. May be repeated.",
+        _stream_defaults,
     ),
-]
+}
 
 
 @app.command("create")
+@spells(SETTINGS)
 def create(
-    context: typer.Context,
     volumes: Annotated[
         list[str],
         typer.Argument(metavar="VOLUME", help="Directories, one per disk, or s3://bucket/prefix."),
     ],
-    deleted_block_retention: RetentionOption = None,
-    snapshot_every: SnapshotOption = None,
-    max_streams: MaxStreamsOption = None,
-    max_consumers: MaxConsumersOption = None,
-    max_msgs: MaxMessagesOption = None,
-    max_bytes: MaxBytesOption = None,
-    open_files_max: OpenFilesOption = None,
-    stream_default: DefaultsOption = None,
+    spelled: dict[str, Any],
     permissions: Annotated[
         str | None,
         typer.Option(
@@ -94,27 +77,19 @@ def create(
     """Create a store on these volumes: directories that are empty or do not exist yet."""
     from storage_core import Store
 
-    settings = _settings(context.params)
     if permissions is not None:
-        settings["permissions"] = permissions
+        spelled["permissions"] = permissions
     paths = [path for volume in volumes for path in volume.split(",")]
-    with Store.create(paths, storage_options=storage_options(), **settings) as store:
+    with Store.create(paths, storage_options=storage_options(), **spelled) as store:
         described = store.info()
     say("created the store")
     _print_info(described, json)
 
 
 @app.command("edit")
+@spells(SETTINGS)
 def edit(
-    context: typer.Context,
-    deleted_block_retention: RetentionOption = None,
-    snapshot_every: SnapshotOption = None,
-    max_streams: MaxStreamsOption = None,
-    max_consumers: MaxConsumersOption = None,
-    max_msgs: MaxMessagesOption = None,
-    max_bytes: MaxBytesOption = None,
-    open_files_max: OpenFilesOption = None,
-    stream_default: DefaultsOption = None,
+    spelled: dict[str, Any],
     no_stream_defaults: Annotated[
         bool, typer.Option("--no-stream-defaults", help="Drop the defaults that there are first.")
     ] = False,
@@ -126,40 +101,18 @@ def edit(
 
     Limits lower than what there is remove nothing: nothing is added before there is room.
     """
-    settings = _settings(context.params)
-    if not settings and not no_stream_defaults:
+    if not spelled and not no_stream_defaults:
         raise WrongUsage("nothing to change: pass an option that names a new value")
     with open_store(store, take_over=take_over) as opened:
-        if "stream_defaults" in settings or no_stream_defaults:
+        if "stream_defaults" in spelled or no_stream_defaults:
             kept = {} if no_stream_defaults else opened.state().settings.to_json()["stream_defaults"]
-            new = settings.get("stream_defaults", {})
-            settings["stream_defaults"] = {
+            new = spelled.get("stream_defaults", {})
+            spelled["stream_defaults"] = {
                 pattern: {**kept.get(pattern, {}), **new.get(pattern, {})} for pattern in {**kept, **new}
             }
-        opened.edit(**settings)
+        opened.edit(**spelled)
         described = opened.info()
     _print_info(described, json)
-
-
-def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a command's parameters ask for."""
-    settings = {
-        key: parameters[key]
-        for key in ("deleted_block_retention", "snapshot_every", "max_bytes", *LIMITS)
-        if parameters[key] is not None
-    }
-    if "deleted_block_retention" in settings:
-        settings["deleted_block_retention"] = parse_duration_option(
-            settings["deleted_block_retention"], "--deleted-block-retention"
-        )
-    if "max_bytes" in settings:
-        settings["max_bytes"] = parse_size(settings["max_bytes"], "--max-bytes")
-    for text in parameters["stream_default"] or ():
-        pattern, _, pair = text.partition(":")
-        ((key, value),) = parse_pairs([pair], "=", f"--stream-default {pattern}:")
-        defaults = settings.setdefault("stream_defaults", {})
-        defaults.setdefault(pattern, {})[key] = read_value(value)
-    return settings
 
 
 @app.command("info")

@@ -24,35 +24,9 @@ from spark_stream.cli.options import (
     volume_labels,
 )
 from spark_stream.cli.quantities import parse_since_ns, show_value
+from spark_stream.cli.spelling import spells
 from spark_stream.cli.storage_options import put_into_environment
-from spark_stream.cli.stream_options import (
-    AllowRollupOption,
-    AllowTtlOption,
-    ArchiveOption,
-    BlockAgeOption,
-    BlockBytesOption,
-    BlockMessagesOption,
-    CompressionOption,
-    ConfigOption,
-    DenyDeleteOption,
-    DenyPurgeOption,
-    DescriptionOption,
-    DiscardOption,
-    DiscardPerSubjectOption,
-    DupeWindowOption,
-    MarkerTtlOption,
-    MaxAgeOption,
-    MaxBytesOption,
-    MaxConsumersOption,
-    MaxMessagesOption,
-    MaxPerSubjectOption,
-    MessageSizeOption,
-    MetadataOption,
-    ReplicasOption,
-    RetentionOption,
-    SubjectsOption,
-    configuration,
-)
+from spark_stream.cli.stream_options import STREAM_KEYS, ConfigOption, read_config_file
 from spark_stream.cli.watching import WatchOption, show_repeatedly
 from spark_stream.look.terminal import counted, print_facts, print_json, print_lines, print_table, say, show_size
 
@@ -68,33 +42,10 @@ def group(context: typer.Context, store: GroupStoreOption = None) -> None:
 
 
 @app.command("add")
+@spells(STREAM_KEYS)
 def add(
-    context: typer.Context,
     name: StreamArgument,
-    subjects: SubjectsOption = None,
-    replicas: ReplicasOption = None,
-    description: DescriptionOption = None,
-    compression: CompressionOption = None,
-    max_msg_size: MessageSizeOption = None,
-    max_msgs: MaxMessagesOption = None,
-    max_bytes: MaxBytesOption = None,
-    max_age: MaxAgeOption = None,
-    max_msgs_per_subject: MaxPerSubjectOption = None,
-    max_consumers: MaxConsumersOption = None,
-    retention: RetentionOption = None,
-    discard: DiscardOption = None,
-    discard_per_subject: DiscardPerSubjectOption = None,
-    dupe_window: DupeWindowOption = None,
-    deny_delete: DenyDeleteOption = None,
-    deny_purge: DenyPurgeOption = None,
-    allow_rollup: AllowRollupOption = None,
-    allow_msg_ttl: AllowTtlOption = None,
-    subject_del_markers_ttl: MarkerTtlOption = None,
-    block_max_msgs: BlockMessagesOption = None,
-    block_max_bytes: BlockBytesOption = None,
-    block_max_age: BlockAgeOption = None,
-    archive_command: ArchiveOption = None,
-    metadata: MetadataOption = None,
+    spelled: dict[str, Any],
     config: ConfigOption = None,
     defaults: DefaultsOption = False,
     take_over: TakeOverOption = False,
@@ -102,7 +53,7 @@ def add(
     json: JsonOption = False,
 ) -> None:
     """Create a stream. Without --subjects it takes the subject that is its name."""
-    chosen = {**configuration(context.params), "name": name}
+    chosen = {**read_config_file(config), **spelled, "name": name}
     with open_store(store, take_over=take_over) as opened:
         info, labels = opened.add_stream(chosen).info(), volume_labels(opened)
     say(f"created stream {name}")
@@ -110,33 +61,10 @@ def add(
 
 
 @app.command("edit")
+@spells(STREAM_KEYS)
 def edit(
-    context: typer.Context,
     name: StreamArgument,
-    subjects: SubjectsOption = None,
-    replicas: ReplicasOption = None,
-    description: DescriptionOption = None,
-    compression: CompressionOption = None,
-    max_msg_size: MessageSizeOption = None,
-    max_msgs: MaxMessagesOption = None,
-    max_bytes: MaxBytesOption = None,
-    max_age: MaxAgeOption = None,
-    max_msgs_per_subject: MaxPerSubjectOption = None,
-    max_consumers: MaxConsumersOption = None,
-    retention: RetentionOption = None,
-    discard: DiscardOption = None,
-    discard_per_subject: DiscardPerSubjectOption = None,
-    dupe_window: DupeWindowOption = None,
-    deny_delete: DenyDeleteOption = None,
-    deny_purge: DenyPurgeOption = None,
-    allow_rollup: AllowRollupOption = None,
-    allow_msg_ttl: AllowTtlOption = None,
-    subject_del_markers_ttl: MarkerTtlOption = None,
-    block_max_msgs: BlockMessagesOption = None,
-    block_max_bytes: BlockBytesOption = None,
-    block_max_age: BlockAgeOption = None,
-    archive_command: ArchiveOption = None,
-    metadata: MetadataOption = None,
+    spelled: dict[str, Any],
     config: ConfigOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
     force: ForceOption = False,
@@ -148,7 +76,7 @@ def edit(
 
     Asks first if a limit that is lower now removes messages.
     """
-    wanted = {key: value for key, value in configuration(context.params).items() if key != "name"}
+    wanted = {key: value for key, value in {**read_config_file(config), **spelled}.items() if key != "name"}
     if not wanted:
         raise WrongUsage("nothing to change: pass an option that names a new value")
     with open_store(store, take_over=take_over and not dry_run) as opened:
