@@ -104,7 +104,7 @@ class CopiesStore(ABC, Generic[P, E]):
     # --- streams
 
     def writers(self) -> list[Writer]:
-        """Return the processes that have files of the store open for writing; see in_use.py."""
+        """Return the processes that are seen to have files of the store open for writing."""
         return writers(self._named_paths)
 
     def streams(self) -> list[str]:
@@ -134,16 +134,19 @@ class CopiesStore(ABC, Generic[P, E]):
         return first, max(first, *(state.last + 1 for state in states))
 
     def notes(self, stream: str) -> list[str]:
-        """Return what is wrong beside the messages; see ForeignStore.notes."""
+        """Return what is wrong beside the messages of a stream, which is read all the same."""
         return list(dict.fromkeys(note.reason for note in self._notes_of(self._copies(stream))))
 
     def caveat(self, stream: str) -> str:
-        """Return what no copy could tell; see ForeignStore.caveat."""
+        """Return what no copy could tell of a stream although nothing is wrong with it; "" if there is nothing."""
         caveats = [self._caveat(state) for _, state in self._readable(self._copies(stream))]
         return caveats[0] if all(caveats) else ""
 
     def copies(self, stream: str) -> list[ForeignStream]:
-        """Return what is known of each copy of a stream; see ForeignStore.copies."""
+        """Return what is known of each copy of a stream below the paths, also of those that cannot be read.
+
+        Raises NotFoundError if there is none.
+        """
         return [self._describe(copy) for copy in self._all_copies(stream)]
 
     # --- plans
@@ -159,7 +162,13 @@ class CopiesStore(ABC, Generic[P, E]):
         time_end_ns: int | None = None,
         subject_filters: Sequence[str] = (),
     ) -> list[ForeignSlice]:
-        """Return the slices to read; see ForeignStore.plan."""
+        """Return the slices to read, by stream and sequence, one a block file. Several copies of a stream are read as
+        one: then a slice is a UnionSlice, with what every copy has of it.
+
+        `streams` is a name, names, or globs; `[first, end)` are sequences, times are ns since 1970 UTC, half open too.
+        Raises NotFoundError for a name or glob that no stream has, ValueError for columns or ranges that cannot be,
+        and whatever makes an asked stream unreadable.
+        """
         check_asked(columns, (first, end), (time_first_ns, time_end_ns), subject_filters)
         slices: list[ForeignSlice] = []
         for name in match_names(streams, self._directories, lambda name: self._copies(name)[0].name, self._paths):
@@ -180,7 +189,9 @@ class CopiesStore(ABC, Generic[P, E]):
         return copies, plan_union(copies)
 
     def inspect(self, stream: str) -> tuple[list[ForeignDamage], list[ForeignSlice]]:
-        """Return what is wrong beside the messages, and the slices to read for the rest; see ForeignStore.inspect."""
+        """Return what is wrong with a stream and its consumers beside its messages, and the slices to read for the
+        rest; of all copies, whether they can be read or not. Raises NotFoundError if there is none.
+        """
         damage: list[ForeignDamage] = []
         slices: list[ForeignSlice] = []
         accounts: dict[str, list[P]] = {}
@@ -235,9 +246,10 @@ class CopiesStore(ABC, Generic[P, E]):
     # --- consumers
 
     def consumers(self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[ForeignConsumer]:
-        """Return the consumers of a stream; see ForeignStore.consumers.
+        """Return the consumers of a stream. Damage to what is kept of them goes to `on_damage`, else it is raised.
 
-        Of one that several copies have, the state that got furthest counts: what was acknowledged stays so.
+        Of one that several copies have, the state that got furthest counts: what was acknowledged stays so. Damage to
+        a copy is then never raised.
         """
         best: dict[str, ForeignConsumer] = {}
         readable = self._readable(self._copies(stream))

@@ -2,103 +2,29 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.consumers import ForeignConsumer
-from storage_core.foreign.in_use import Writer
 from storage_core.foreign.nats.directory import holds_streams
 from storage_core.foreign.nats.reading import digest_slice as digest_nats_slice
 from storage_core.foreign.nats.reading import read_slice as read_nats_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
 from storage_core.foreign.nats.store import NatsStore
-from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.foreign.stan.directory import holds_channels
 from storage_core.foreign.stan.reading import digest_slice as digest_stan_slice
 from storage_core.foreign.stan.reading import read_slice as read_stan_slice
 from storage_core.foreign.stan.store import LAYOUT as STAN_LAYOUT
 from storage_core.foreign.stan.store import StanStore
-from storage_core.foreign.union import DigestSlice, Examined, StreamCopy, UnionSlice, examine, read_union
+from storage_core.foreign.union import DigestSlice, Examined, UnionSlice, examine, read_union
 from storage_core.paths import is_in_object_store
 
 LAYOUTS = (NATS_LAYOUT, STAN_LAYOUT)
 _READERS = {NATS_LAYOUT: read_nats_slice, STAN_LAYOUT: read_stan_slice}
 _DIGESTERS: dict[str, DigestSlice] = {NATS_LAYOUT: digest_nats_slice, STAN_LAYOUT: digest_stan_slice}
-
-
-class ForeignStore(Protocol):
-    """A store that another server wrote."""
-
-    layout: str
-
-    def writers(self) -> list[Writer]:
-        """Return the processes that are seen to have files of the store open for writing."""
-        ...
-
-    def streams(self) -> list[str]:
-        """Return the names of all streams, sorted, also of those that cannot be read."""
-        ...
-
-    def bounds(self, stream: str) -> tuple[int, int]:
-        """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
-        ...
-
-    def notes(self, stream: str) -> list[str]:
-        """Return what is wrong beside the messages of a stream, which is read all the same."""
-        ...
-
-    def caveat(self, stream: str) -> str:
-        """Return what nobody could tell of a stream although nothing is wrong with it; "" if there is nothing."""
-        ...
-
-    def plan(
-        self,
-        streams: str | Sequence[str] = "*",
-        columns: Sequence[str] | None = None,
-        *,
-        first: int | None = None,
-        end: int | None = None,
-        time_first_ns: int | None = None,
-        time_end_ns: int | None = None,
-        subject_filters: Sequence[str] = (),
-    ) -> list[ForeignSlice]:
-        """Return the slices to read, by stream and sequence, one a block file. Several copies of a stream are read as
-        one: then a slice is a UnionSlice, with what every copy has of it.
-
-        `streams` is a name, names, or globs; `[first, end)` are sequences, times are ns since 1970 UTC, half open too.
-        Raises NotFoundError for a name or glob that no stream has, ValueError for columns or ranges that cannot be,
-        and whatever makes an asked stream unreadable.
-        """
-        ...
-
-    def consumers(self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[ForeignConsumer]:
-        """Return the consumers of a stream. Damage to what is kept of them goes to `on_damage`, else it is raised.
-
-        Of one that several copies have, the state that got furthest counts; damage to a copy is then never raised.
-        """
-        ...
-
-    def copies(self, stream: str) -> list[ForeignStream]:
-        """Return what is known of each copy of a stream below the paths, also of those that cannot be read.
-
-        Raises NotFoundError if there is none.
-        """
-        ...
-
-    def side_by_side(self, stream: str) -> tuple[list[StreamCopy], list[UnionSlice]]:
-        """Return the copies of a stream, and the ranges in which they are compared; also if there is only one.
-
-        A given path that has no copy although it should counts as a copy without anything.
-        """
-        ...
-
-    def inspect(self, stream: str) -> tuple[list[ForeignDamage], list[ForeignSlice]]:
-        """Return what is wrong with a stream and its consumers beside its messages, and the slices to read for the
-        rest; of all copies, whether they can be read or not. Raises NotFoundError if there is none.
-        """
-        ...
+ForeignStore: TypeAlias = NatsStore | StanStore  # what both can do: copies.py
 
 
 def open_foreign(
