@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from storage_core.files import OS_FILES, File
@@ -78,8 +79,6 @@ def _write(path: Path, paths: tuple[str, ...]) -> None:
     except FileExistsError:  # of a process that was killed here, and whose number is used again
         OS_FILES.unlink(new)
         file = OS_FILES.create(new)
-    try:
+    with closing(file):
         file.write_at(0, text)
-    finally:
-        file.close()
     OS_FILES.replace(new, path)

@@ -1,5 +1,6 @@
 """`jstream block dump`: what a block file holds, for people."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,11 +38,8 @@ def dump(
     """
     from storage_core.files import OS_FILES
 
-    file = OS_FILES.open(path.resolve())
-    try:
+    with closing(OS_FILES.open(path.resolve())) as file:
         damage = print_messages(file, Style.chosen(json, raw)) if messages else print_survey(file, json)
-    finally:
-        file.close()
     for sentence in damage:
         say(f"damaged: {sentence}")
     if damage:

@@ -7,6 +7,7 @@ Source: nats-server, server/filestore.go (`MarshalMetadata`, `Compress`, `Decomp
 """
 
 import os
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,21 +49,15 @@ def read_file(path: str | Path, kind: FileKind, files: Files = OS_FILES) -> byte
 
     Raises OSError, CorruptionError for one that is larger than its kind can be, of which nothing is read.
     """
-    file = files.open(Path(os.path.realpath(path)))
-    try:
+    with closing(files.open(Path(os.path.realpath(path)))) as file:
         return kind.read(file)
-    finally:
-        file.close()
 
 
 def _read_head(path: str | Path, size_max: int, files: Files) -> pa.Buffer:
     """Return the first `size_max` bytes of a block file."""
-    file = files.open(Path(os.path.realpath(path)))
-    try:
+    with closing(files.open(Path(os.path.realpath(path)))) as file:
         buffer = pa.allocate_buffer(min(file.size(), size_max))
         count = file.read_into(0, memoryview(buffer).cast("B"))
-    finally:
-        file.close()
     return buffer.slice(0, count)
 
 
@@ -92,11 +87,8 @@ def last_bytes(block: BlockFile, files: Files = OS_FILES) -> bytes:
         content = _read_head(block.path, BLOCK_SIZE_MAX, files)
         plain = _decrypt(content, Path(block.path).with_suffix(KEY_SUFFIX), block.key, files)
         return bytes(plain[max(0, plain.size - HASH_SIZE) :])
-    file = files.open(Path(os.path.realpath(block.path)))
-    try:
+    with closing(files.open(Path(os.path.realpath(block.path)))) as file:
         return file.read_at(first, HASH_SIZE)
-    finally:
-        file.close()
 
 
 def _decrypt(content: pa.Buffer, key_path: Path, key: bytes, files: Files) -> pa.Buffer:

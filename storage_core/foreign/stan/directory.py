@@ -11,6 +11,7 @@ Source: nats-streaming-server, stores/filestore.go (`Recover`, `newFileMsgStore`
 import os
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,10 +129,8 @@ def read_cluster_id(root: str | Path, files: Files = OS_FILES) -> str:
     except OSError as error:
         raise_if_of_process(error)
         raise NotAStoreError(f"{path} cannot be read: {error.strerror}") from error
-    try:
+    with closing(file):
         data = STAN_SERVER.read(file)
-    finally:
-        file.close()
     payload = data[FILE_HEADER_SIZE + HEADER_SIZE :]
     if int.from_bytes(data[:FILE_HEADER_SIZE], "little") != VERSION or not payload:
         raise CorruptionError(f"{path}: {len(data)} bytes, expected version {VERSION} and one record")

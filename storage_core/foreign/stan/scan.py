@@ -13,6 +13,7 @@ record or damage asks for it, whatever a size declares; the search by a budget, 
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -127,12 +128,9 @@ def scan_file(
 
     `subject` is the channel's: a message that is found by search has to carry it. Raises OSError.
     """
-    file = files.open(Path(os.path.realpath(path)))
-    try:
+    with closing(files.open(Path(os.path.realpath(path)))) as file:
         end = file.size() if size_max is None else min(size_max, file.size())
         yield from _Scan(file, kind, subject.encode("utf-8", "surrogateescape"), end).windows()
-    finally:
-        file.close()
 
 
 class _Scan:

@@ -13,6 +13,7 @@ it again: it is then one of that time, and blocks that are there and whole are n
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,11 +191,8 @@ def _make_directory(path: Path, is_shared: bool, env: Environment) -> None:
 
 def _read(path: Path, size_max: int, env: Environment) -> bytes:
     """Return what is in a file, at most one byte more than `size_max`."""
-    file = env.files.open(path)
-    try:
+    with closing(env.files.open(path)) as file:
         return file.read_at(0, size_max + 1)
-    finally:
-        file.close()
 
 
 def write_file(path: Path, content: bytes, env: Environment) -> None:
@@ -250,13 +248,10 @@ class _Work:
         if path.name not in self._env.files.list_directory(self._path):
             write_file(path, encoded, self._env)
             return
-        file = self._env.files.open(path, writable=True)
-        try:
+        with closing(self._env.files.open(path, writable=True)) as file:
             file.write_at(0, encoded)
             file.truncate(len(encoded))
             file.sync()
-        finally:
-            file.close()
         self._env.files.sync_directory(self._path)
 
     def _plan(self) -> Iterator[_Planned]:
@@ -330,12 +325,9 @@ def _finish(manifest: Manifest, path: Path, env: Environment) -> Backup:
 def read_manifest(directory: Path, env: Environment) -> Backup:
     """Return what a directory's manifest says. Raises NotAStoreError, CorruptionError, UnsupportedVersionError."""
     path = directory / layout.MANIFEST
-    file = env.files.open(path)
-    try:
+    with closing(env.files.open(path)) as file:
         size = layout.payload_size(file.read_at(0, layout.HEADER_SIZE), path)
         encoded = file.read_at(0, layout.HEADER_SIZE + size + 1)
-    finally:
-        file.close()
     return layout.understood(layout.decode_manifest(encoded, path), path)
 
 

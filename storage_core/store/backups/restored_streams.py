@@ -11,6 +11,7 @@ they were, and what was removed is in the blocks still, and not shown, as it was
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -273,8 +274,7 @@ class Writing:
 
     def _rewrite(self, block: LiveBlock, identity: BlockIdentity, row: np.void) -> Written | None:
         """Write one block, without frames of which nothing is left; None if nothing is left at all."""
-        source = self._open_block(block)
-        try:
+        with closing(self._open_block(block)) as source:
             reader = BlockReader.open(source, block.expected)
             needed = placement.quorum(self._target)
             with one_block(self._volumes, identity, needed, reader.codec, self._env) as (writer, file):
@@ -289,8 +289,6 @@ class Writing:
                     file.discard()
                     return None
                 summary = writer.finish()
-        finally:
-            source.close()
         return self._as_written(block, summary, identity, row, file)
 
     def _request(self, block: LiveBlock) -> FrameRequest:

@@ -297,8 +297,7 @@ def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator
     Each owner has the next number; the newest stays, so that no number comes twice.
     """
     at_hand = list(volumes)
-    leases = Leases(at_hand, env, are_left=True)
-    try:
+    with closing(Leases(at_hand, env, are_left=True)) as leases:
         with translated(label(at_hand)):
             numbers = _numbers(at_hand, env, purpose)
             number, held, is_gone = 0, None, True
@@ -313,8 +312,6 @@ def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator
                     break
                 is_gone = held.has_ended()
         yield str(held.owner) if held is not None else ""
-    finally:
-        leases.close()
 
 
 def place_beside(folder: Path, env: Environment) -> Volume:

@@ -9,6 +9,7 @@ volume has its identity, everything else of all of them is durable, and only ide
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,11 +84,8 @@ def _look(path: Path, mark: str, env: Environment) -> Begun:
     marked: tuple[VolumeIdentity, ...] = ()
     is_marked = _holds(path, (mark,), env)
     if is_marked:
-        file = env.files.open(path / mark)
-        try:
+        with closing(env.files.open(path / mark)) as file:
             pages = file.read_at(0, MAKING_MARK.size_max)
-        finally:
-            file.close()
         try:
             marked = decode_mark(pages, path / mark)
         except (NotAStoreError, CorruptionError):  # torn: nothing else had been written
@@ -120,12 +118,10 @@ def _finish(begun: Sequence[Begun], mark: str, env: Environment) -> list[Volume]
         if before.identity is None and path.name in env.files.list_directory(volume.path):
             env.files.unlink(path)
         file = env.files.create(path) if before.identity is None else env.files.open(path, writable=True)
-        try:
+        with closing(file):
             if before.identity is None:
                 file.write_at(0, volume.identity.encode())
             file.sync()
-        finally:
-            file.close()
         env.files.sync_directory(volume.path)
         env.files.sync_directory(volume.path.parent)
     for volume in volumes:

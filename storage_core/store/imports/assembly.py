@@ -6,6 +6,7 @@ tells, and no part could read. The last sequence is that of the source, also whe
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -191,11 +192,8 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders])
         if (volume.volume_id, volume.identity.instance_id) not in holders:
             continue
         try:
-            file = volume.blocks.open(block.written_as, block.block_id)
-            try:
+            with closing(volume.blocks.open(block.written_as, block.block_id)) as file:
                 BlockReader.open(file, block.expected)
-            finally:
-                file.close()
         except (StorageError, OSError) as error:
             raise_if_of_process(error)
             logger.warning("%s: %s", volume.path, error)

@@ -15,6 +15,7 @@ read fails, also one that goes on past losses: it would pass over messages that 
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -215,13 +216,10 @@ class _Reading:
             if not isinstance(successors, str):
                 whole = True
                 for slice_ in successors:
-                    reading = _Reading(slice_, self._options, self._report, self._env, self._successors)
-                    try:
+                    with closing(_Reading(slice_, self._options, self._report, self._env, self._successors)) as reading:
                         part = max(slice_.first, first), min(slice_.end, end)
                         if part[0] < part[1]:
                             whole = (yield from reading.rows(*part, 0, ())) and whole
-                    finally:
-                        reading.close()
                 return whole
             self._why_missing = successors
             is_somewhere = any(

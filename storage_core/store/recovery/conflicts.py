@@ -6,6 +6,7 @@ what is shown in its place. It was acked and journaled, so one that differs is l
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -68,15 +69,12 @@ class Comparison:
         )
         messages: dict[int, bytes] = {}
         for at in copy.holders:
-            file = self._remains[at].blocks(self._env).open(copy.written_as, expected.block_id)
-            try:
+            with closing(self._remains[at].blocks(self._env).open(copy.written_as, expected.block_id)) as file:
                 request = FrameRequest(
                     COLUMNS, first_sequence=int(row["first"]), first=first, end=end, on_damage=lambda _: None
                 )
                 for batch in BlockReader.open(file, expected).read(request):
                     messages.update(_by_sequence(batch))
-            finally:
-                file.close()
         return messages
 
 

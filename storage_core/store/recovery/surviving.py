@@ -6,6 +6,7 @@ a block: these sequences, this digest. Journals that an earlier adoption set asi
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -164,11 +165,8 @@ def _identity_in_log(remains: Remains, store_id: bytes, env: Environment) -> Vol
         return None
     for number in reversed(numbers):
         try:
-            file = env.files.open(log.segment_path(number))
-            try:
+            with closing(env.files.open(log.segment_path(number))) as file:
                 header = decode_segment_header(file.read_at(0, PAGE_SIZE))
-            finally:
-                file.close()
         except (StorageError, OSError) as error:
             raise_if_of_process(error)
             continue
@@ -329,10 +327,7 @@ def subjects_of(remains: Remains, copy: Copy, store_id: bytes, env: Environment)
     expected = BlockExpectation(
         store_id, copy.written_as, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"])
     )
-    file = remains.blocks(env).open(copy.written_as, expected.block_id)
-    try:
+    with closing(remains.blocks(env).open(copy.written_as, expected.block_id)) as file:
         subjects = BlockReader.open(file, expected).footer.subjects
-    finally:
-        file.close()
     names: list[str] = subjects.names.to_pylist() if subjects.is_exact else []
     return names

@@ -13,6 +13,7 @@ of it happens under the volume's lock, so a `.repair` file that is met there is 
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -321,8 +322,7 @@ def _write(
 ) -> set[int]:
     """Write the new file and fsync it; return the positions of the frames that no source has whole."""
     frames, lost = parts.footer.frames, set()
-    file = replacement.create()
-    try:
+    with closing(replacement.create()) as file:
         file.write_at(0, parts.header)
         for position in range(frames.count):
             offset = int(frames.offsets[position])
@@ -341,22 +341,17 @@ def _write(
             file.write_at(offset + FRAME_HEADER_SIZE + size, bytes(extent - FRAME_HEADER_SIZE - size))
         file.write_at(parts.trailer.footer_offset, parts.footer_bytes + parts.trailer.encode())
         file.sync()
-    finally:
-        file.close()
     return lost
 
 
 def _check(block: LiveBlock, replacement: Replacement, lost: set[int]) -> None:
     """Read the new file as anyone would. Raises CorruptionError: what was written is not what is there."""
-    file = replacement.open()
-    try:
+    with closing(replacement.open()) as file:
         for damage in BlockReader.open(file, block.expected).verify():
             if damage.frame not in lost:
                 raise CorruptionError(
                     f"{replacement.path}: the new copy does not read as it was written: {damage.reason}"
                 )
-    finally:
-        file.close()
 
 
 def _sequences(block: LiveBlock, footer: Footer, positions: set[int]) -> SequenceSet:

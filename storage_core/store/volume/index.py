@@ -6,6 +6,7 @@ A cache. Missing, stale, ahead of the metadata or damaged, it is made again from
 out the same; only the times of the last verification are lost with it.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -120,13 +121,11 @@ class VolumeIndex:
             file = self._files.open(self.path, writable=True)
         except FileNotFoundError:
             file = self._files.create(self.path)
-        try:
+        with closing(file):
             file.write_at(0, encoded)
             file.truncate(len(encoded))
             if is_in_object_store(self.path):  # before that nothing is there; a disk needs no fsync of a cache
                 file.sync()
-        finally:
-            file.close()
 
     def _take_newer(self, stored: dict[bytes, StreamIndex]) -> None:
         """Take over what others wrote meanwhile: of two looks at a block the newer one counts."""

@@ -10,6 +10,7 @@ Records stand on 8-byte boundaries, each with a magic, so that a torn or damaged
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,7 +75,7 @@ class PlacementJournal:
         except FileExistsError:  # of somebody who was killed
             self._files.unlink(new)
             file = self._files.create(new)
-        try:
+        with closing(file):
             end, buffer = _HEADER.size, bytearray()
             for placement in placements:
                 for record in _records(placement):
@@ -86,8 +87,6 @@ class PlacementJournal:
             end += len(buffer)
             file.write_at(0, _header(FORMAT_VERSION, index, end))
             file.sync()
-        finally:
-            file.close()
         self._files.replace(new, self.path)
         self._files.sync_directory(self.path.parent)
 
@@ -97,7 +96,7 @@ class PlacementJournal:
             file = self._files.open(self.path)
         except FileNotFoundError:
             return None
-        try:
+        with closing(file):
             header = file.read_at(0, _HEADER.size)
             _check_version(header, self.path)
             if len(header) < _HEADER.size:
@@ -105,8 +104,6 @@ class PlacementJournal:
             _, version, _, index, end = _HEADER.unpack(header)
             is_whole = header == _header(version, index, end) and _HEADER.size <= end <= file.size()
             return Beginning(index, end) if is_whole else None
-        finally:
-            file.close()
 
     def append(self, placements: list[Placement], is_checked: bool = False) -> None:
         """Write records at the end; a missing journal is begun, with no blocks. Raises UnsupportedVersionError.
@@ -119,11 +116,8 @@ class PlacementJournal:
         together(self._files, self.path, partial(self._append, content, is_checked))
 
     def _append(self, content: bytes, is_checked: bool) -> None:
-        file = self._open(is_checked)
-        try:
+        with closing(self._open(is_checked)) as file:
             file.write_at(-(-max(file.opened_size, _HEADER.size) // 8) * 8, content)
-        finally:
-            file.close()
 
     def read(self, start: int = 0) -> Iterator[Placement]:
         """Yield every whole record from `start` on, in the order in which they were written.
@@ -135,11 +129,9 @@ class PlacementJournal:
             file = self._files.open(self.path)
         except FileNotFoundError:
             return
-        try:
+        with closing(file):
             _check_version(file.read_at(0, _HEADER.size), self.path)
             yield from self._scan(file, start)
-        finally:
-            file.close()
 
     def _scan(self, file: File, start: int) -> Iterator[Placement]:
         """Yield the whole records of an open journal, a piece of it at a time."""

@@ -10,7 +10,7 @@ need the second, since one host writes it (lock_domain.py).
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from storage_core.errors import UnsuitableFileSystemError
@@ -73,7 +73,7 @@ def _try_files(directory: Path, files: Files, step: "_Steps") -> None:
     first, second = directory / FIRST, directory / SECOND
     with step("creating a file"):
         file = files.create(first)
-    try:
+    with closing(file):
         with step("writing in the middle of a file"):
             file.write_at(0, b"a" * 2 * PAGE)
             file.write_at(PAGE, b"b" * PAGE)
@@ -81,8 +81,6 @@ def _try_files(directory: Path, files: Files, step: "_Steps") -> None:
             file.truncate(PAGE + 1)
         with step("fsync of a file"):
             file.sync()
-    finally:
-        file.close()
     with step("reading what was written"):
         if _content(first, files) != b"c" * PAGE + b"b":
             raise step.refusal("reading what was written", "it is something else")
@@ -95,12 +93,10 @@ def _try_files(directory: Path, files: Files, step: "_Steps") -> None:
             raise step.refusal("creating a file that exists (O_EXCL)", "it was created once more")
     with step("creating a file"):
         file = files.create(second)
-    try:
+    with closing(file):
         with step("fsync of a file"):
             file.write_at(0, b"d")
             file.sync()
-    finally:
-        file.close()
     with step("renaming a file over another one"):
         files.replace(second, first)
     with step("fsync of a directory"):
@@ -115,25 +111,20 @@ def _try_lock(path: Path, files: Files, locks_elsewhere: Callable[[Path], bool],
     action = "locking a file (flock)"
     with step(action):
         lock = files.lock(path)
-    try:
+    with closing(lock):
         with step(action):
             if not lock.try_acquire():
                 raise step.refusal(action, "nobody has it, and it cannot be locked")
             if locks_elsewhere(path):
                 raise step.refusal(action, "two processes had the lock at once")
-    finally:
-        lock.close()
     with step(action):
         if not locks_elsewhere(path):
             raise step.refusal(action, "the lock was let go of, and another process did not get it")
 
 
 def _content(path: Path, files: Files) -> bytes:
-    file = files.open(path)
-    try:
+    with closing(files.open(path)) as file:
         return file.read_at(0, 2 * PAGE)
-    finally:
-        file.close()
 
 
 def _remove(directory: Path, files: Files) -> None:

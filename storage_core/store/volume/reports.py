@@ -10,6 +10,7 @@ after that copy, and readers that meet it again find their report there already.
 import hashlib
 import logging
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -120,12 +121,10 @@ class Reports:
             if self._read(path) is not None:
                 return path
             file = self._files.open(path, writable=True)  # one that was cut off when its writer ended
-        try:
+        with closing(file):
             encoded = report.encode()
             file.write_at(0, encoded)
             file.truncate(len(encoded))
-        finally:
-            file.close()
         return path
 
     def read(self) -> list[tuple[ReportFile, Report]]:
@@ -149,11 +148,8 @@ class Reports:
 
     def _read(self, path: Path) -> Report | None:
         try:
-            file = self._files.open(path)
-            try:
+            with closing(self._files.open(path)) as file:
                 return decode_report(REPORT.read(file), str(path))
-            finally:
-                file.close()
         except (OSError, CorruptionError) as error:
             raise_if_of_process(error)
             logger.info("%s is left aside: %s", path, error)

@@ -8,6 +8,7 @@ want of a few pages would leave a disk full for ever. Nothing in the file is eve
 
 import hashlib
 import logging
+from contextlib import closing
 from pathlib import Path
 
 from storage_core.files import File, Files
@@ -28,15 +29,12 @@ class Reserve:
     def give_up(self, leave: int = 0) -> bool:
         """Give a piece back to the disk, and leave so many bytes; return whether there was one."""
         try:
-            file = self._files.open(self.path, writable=True)
-            try:
+            with closing(self._files.open(self.path, writable=True)) as file:
                 size = file.size()
                 if size > leave:
                     file.truncate(max(leave, size - PIECE_SIZE))
                     file.sync()  # some file systems give the room to nobody before
                 return size > leave
-            finally:
-                file.close()
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -53,11 +51,8 @@ class Reserve:
             size = 0
         if size >= SIZE:
             return True
-        file = self._files.open(self.path, writable=True)
-        try:
+        with closing(self._files.open(self.path, writable=True)) as file:
             return _extend(file, size)
-        finally:
-            file.close()
 
 
 def _extend(file: File, size: int) -> bool:

@@ -18,6 +18,7 @@ in which something was met.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -242,8 +243,7 @@ def _ask_grave(
     for volume in readable:
         path = volume.blocks.path(incarnation, block_id)
         try:
-            file = volume.blocks.open(incarnation, block_id)
-            try:
+            with closing(volume.blocks.open(incarnation, block_id)) as file:
                 reader = BlockReader.open(file)
                 identity = reader.identity
                 if (identity.store_id, identity.incarnation, identity.block_id) != (
@@ -251,8 +251,6 @@ def _ask_grave(
                 ):  # fmt: skip
                     raise CorruptionError(f"{path} is another block: {identity}")
                 return _begun_and_hashes(reader)
-            finally:
-                file.close()
         except FileNotFoundError:
             continue
         except (StorageError, OSError) as error:
