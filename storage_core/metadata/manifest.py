@@ -6,9 +6,11 @@ lock. An append at the end of the newest table shares its buffer, which makes a 
 
 from collections.abc import Iterable, Sequence
 from struct import Struct
+from typing import Any
 
 import numpy as np
 
+from storage_core.block.format import BlockSummary
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 
 ROW_VERSION = 1  # of BLOCK_DTYPE
@@ -53,6 +55,14 @@ ARCHIVE_DTYPE = np.dtype(
 )
 _ROW_HEADER = Struct("<H")  # version of the rows that follow
 ROW_COUNT_MAX = 20_000_000  # bounds what a damaged snapshot can make us allocate
+
+
+def row_of(summary: BlockSummary, first: int, span: int, holders: int = 0, committed_ns: int = 0) -> tuple[Any, ...]:
+    """Return a new block as a row of BLOCK_DTYPE; of its subjects nothing is said yet."""
+    return (
+        summary.block_id, summary.digest, first, span, summary.row_count, summary.file_size, summary.data_size,
+        summary.time_min_ns, summary.time_max_ns, committed_ns, summary.msg_id_count, 0, holders,
+    )  # fmt: skip
 
 
 class Table:

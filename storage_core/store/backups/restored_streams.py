@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.block.damage import FrameDamage
-from storage_core.block.format import BlockExpectation, BlockIdentity, BlockSummary
+from storage_core.block.format import BlockIdentity, BlockSummary
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
 from storage_core.errors import (
@@ -48,7 +48,7 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore
 from storage_core.store.replicas import copies
-from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
+from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks, new_block
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
@@ -255,22 +255,7 @@ class Writing:
 
     def add(self, store_id: bytes, row: np.void, holders: tuple[bytes, ...]) -> None:
         """Count a block in that an earlier run has written: `row` as the manifest will have it."""
-        block_id, first = bytes(row["block_id"]), int(row["first"])
-        expected = BlockExpectation(
-            store_id, self._target.incarnation, block_id, bytes(row["digest"]), int(row["file_size"])
-        )
-        live = LiveBlock(
-            stream=self._target.name,
-            incarnation=self._target.incarnation,
-            written_as=self._target.incarnation,
-            first=first,
-            end=first + int(row["span"]),
-            row_count=int(row["row_count"]),
-            data_size=int(row["data_size"]),
-            held_by=holders,
-            expected=expected,
-        )
-        self._written.append(Written(live, row, holders, None))
+        self._written.append(Written(new_block(store_id, self._target, row, holders), row, holders, None))
 
     def _rewrite(self, block: LiveBlock, identity: BlockIdentity, row: np.void) -> Written | None:
         """Write one block, without frames of which nothing is left; None if nothing is left at all."""
@@ -289,7 +274,7 @@ class Writing:
                     file.discard()
                     return None
                 summary = writer.finish()
-        return self._as_written(block, summary, identity, row, file)
+        return self._as_written(summary, identity, row, file)
 
     def _request(self, block: LiveBlock) -> FrameRequest:
         removed, low_watermark = self._stream.removed, self._stream.low_watermark
@@ -301,29 +286,13 @@ class Writing:
 
         return FrameRequest(columns=_COLUMNS, first_sequence=block.first, on_damage=hear)
 
-    def _as_written(
-        self, block: LiveBlock, summary: BlockSummary, identity: BlockIdentity, row: np.void, file: MirroredFile
-    ) -> Written:
+    def _as_written(self, summary: BlockSummary, identity: BlockIdentity, row: np.void, file: MirroredFile) -> Written:
         """Return the block as the manifest will have it: where and when it was, with what is in it now."""
         made = row.copy()
         made["block_id"], made["digest"] = np.void(summary.block_id), np.void(summary.digest)
         for name in ("span", "row_count", "file_size", "data_size", "time_min_ns", "time_max_ns", "msg_id_count"):
             made[name] = getattr(summary, name)
-        expected = BlockExpectation(
-            identity.store_id, identity.incarnation, summary.block_id, summary.digest, summary.file_size
-        )
-        live = LiveBlock(
-            stream=self._target.name,
-            incarnation=identity.incarnation,
-            written_as=identity.incarnation,
-            first=block.first,
-            end=block.first + summary.span,
-            row_count=summary.row_count,
-            data_size=summary.data_size,
-            held_by=file.holders,
-            expected=expected,
-        )
-        return Written(live, made, file.holders, file)
+        return Written(new_block(identity.store_id, self._target, made, file.holders), made, file.holders, file)
 
     def finished(self, session: Session) -> StreamState:
         """Return the stream with all its blocks, each read again on every volume that counts for it.

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import NoQuorumError, StorageError
@@ -39,7 +38,7 @@ from storage_core.store.imports.parts import (
     readable,
 )
 from storage_core.store.replicas import copies
-from storage_core.store.replicas.live_blocks import LiveBlock
+from storage_core.store.replicas.live_blocks import LiveBlock, new_block
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
@@ -203,25 +202,10 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders])
 
 
 def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
-    stream, blocks = work.stream, []
-    for row, held in zip(decode_blocks(record.rows, "a part"), record.holders, strict=True):
-        block_id, digest, first = bytes(row["block_id"]), bytes(row["digest"]), int(row["first"])
-        blocks.append(
-            LiveBlock(
-                stream=stream.name,
-                incarnation=stream.incarnation,
-                written_as=stream.incarnation,
-                first=first,
-                end=first + int(row["span"]),
-                row_count=int(row["row_count"]),
-                data_size=int(row["data_size"]),
-                held_by=tuple(volume_id for volume_id, _ in held),
-                expected=BlockExpectation(
-                    work.target.store_id, stream.incarnation, block_id, digest, int(row["file_size"])
-                ),
-            )
-        )
-    return blocks
+    return [
+        new_block(work.target.store_id, work.stream, row, tuple(volume_id for volume_id, _ in held))
+        for row, held in zip(decode_blocks(record.rows, "a part"), record.holders, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
 from storage_core.foreign.budget import fold_damage
 from storage_core.foreign.slices import DAMAGE_COLUMNS
 from storage_core.foreign.union import UnionSlice
-from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks, row_of
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
@@ -290,11 +290,7 @@ def _frame(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, now_ns: int) -> PartRecord:
     rows = np.zeros(len(blocks), BLOCK_DTYPE)
     for at, block in enumerate(blocks):
-        summary = block.summary
-        rows[at] = (
-            summary.block_id, summary.digest, block.first, summary.span, summary.row_count, summary.file_size,
-            summary.data_size, summary.time_min_ns, summary.time_max_ns, now_ns, summary.msg_id_count, 0, 0,
-        )  # fmt: skip
+        rows[at] = row_of(block.summary, block.first, block.summary.span, committed_ns=now_ns)
     instances = {volume.volume_id: volume.instance_id for volume in task.target.volumes}
     return PartRecord(
         incarnation=task.target.incarnation,

@@ -35,7 +35,7 @@ from storage_core.errors import (
     UnavailableError,
 )
 from storage_core.metadata.commands import MergeBlocks
-from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks, row_of
 from storage_core.metadata.merging import apply_to
 from storage_core.metadata.state import COMMITTED, StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
@@ -335,11 +335,7 @@ def _is_named(state: StoreState, block_id: bytes) -> bool:
 def _command(stream: StreamState, staged: StagedMerge, held: Sequence[bytes]) -> MergeBlocks:
     task, summary = staged.task, staged.block.summary
     row = np.zeros(1, BLOCK_DTYPE)
-    row[0] = (
-        summary.block_id, summary.digest, task.first, task.end - task.first, summary.row_count, summary.file_size,
-        summary.data_size, summary.time_min_ns, summary.time_max_ns, 0, summary.msg_id_count, 0,
-        placement.holders_mask(stream, held),
-    )  # fmt: skip
+    row[0] = row_of(summary, task.first, task.end - task.first, placement.holders_mask(stream, held))
     blocks = np.ascontiguousarray(task.slices.rows["block_id"]).tobytes()
     return MergeBlocks(
         task.transaction_id, task.incarnation, blocks, encode_blocks(row), summary.subjects, staged.dropped

@@ -542,7 +542,7 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                 if now != plan.before[volume.volume_id] and now is not None:
                     raise RequirementError(f"{volume.path} is not as it was when the plan was made; make a new one")
             for volume in plan.volumes:  # what is there stays until the new metadata is whole and durable everywhere
-                _clear(volume.path / rejoin.NEW_METADATA, env)
+                creation.remove_files(volume.path / rejoin.NEW_METADATA, env)  # of one that was killed
                 creation.write_metadata(volume, first, env, rejoin.NEW_METADATA)
                 rejoin.prepare_streams(plan.state, volume)
             aside = [
@@ -558,14 +558,6 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                     logger.info("the metadata files that were there are in %s now", directory)
                     env.files.create(directory / surviving.ADOPTED_NAME).close()
                     env.files.sync_directory(directory)
-
-
-def _clear(directory: Path, env: Environment) -> None:
-    """Remove what an adoption left that was killed."""
-    if env.files.is_directory(directory):
-        for name in env.files.list_directory(directory):
-            env.files.unlink(directory / name)
-        env.files.remove_directory(directory)
 
 
 def _put_in_place(path: Path, env: Environment) -> None:

@@ -13,12 +13,12 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
-from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.surviving import Copy, Remains
+from storage_core.store.replicas.live_blocks import expected_of
 
 COLUMNS = ("sequence", "subject", "headers", "data", "timestamp_ns")
 
@@ -64,9 +64,7 @@ class Comparison:
     def _messages(self, copy: Copy, first: int, end: int) -> dict[int, bytes]:
         """Return digests of the messages of a range that can be read, by sequence; only of blocks in doubt."""
         row = copy.row
-        expected = BlockExpectation(
-            self._store_id, copy.written_as, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"])
-        )
+        expected = expected_of(self._store_id, copy.written_as, row)
         messages: dict[int, bytes] = {}
         for at in copy.holders:
             with closing(self._remains[at].blocks(self._env).open(copy.written_as, expected.block_id)) as file:

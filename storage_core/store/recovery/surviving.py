@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.metadata.invariants import STREAM_SEQUENCE_MAX
@@ -25,6 +24,7 @@ from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
 from storage_core.store.replicas.copies import check_row
+from storage_core.store.replicas.live_blocks import expected_of
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
@@ -268,7 +268,7 @@ def find_copies(
     """
     block_id = bytes(row["block_id"])
     for incarnation in written_as:
-        expected = BlockExpectation(store_id, incarnation, block_id, bytes(row["digest"]), int(row["file_size"]))
+        expected = expected_of(store_id, incarnation, row)
         holders, holes = [], SequenceSet.empty()
         for at, remnant in enumerate(remains):
             try:
@@ -324,9 +324,7 @@ def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment)
 def subjects_of(remains: Remains, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
     """Return the subjects in a block, as far as its footer lists them."""
     row = copy.row
-    expected = BlockExpectation(
-        store_id, copy.written_as, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"])
-    )
+    expected = expected_of(store_id, copy.written_as, row)
     with closing(remains.blocks(env).open(copy.written_as, expected.block_id)) as file:
         subjects = BlockReader.open(file, expected).footer.subjects
     names: list[str] = subjects.names.to_pylist() if subjects.is_exact else []

@@ -58,6 +58,20 @@ def live_blocks(state: StoreState, stream: StreamState, rows: np.ndarray | None 
     return blocks
 
 
+def expected_of(store_id: bytes, written_as: bytes, row: np.void) -> BlockExpectation:
+    """Return what a row of a manifest says of the file of its block."""
+    return BlockExpectation(store_id, written_as, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"]))
+
+
+def new_block(store_id: bytes, stream: StreamState, row: np.void, held_by: tuple[bytes, ...]) -> LiveBlock:
+    """Return a block of this row that the stream will have, which was written as its own incarnation."""
+    first = int(row["first"])
+    return LiveBlock(
+        stream.name, stream.incarnation, stream.incarnation, first, first + int(row["span"]), int(row["row_count"]),
+        int(row["data_size"]), held_by, expected_of(store_id, stream.incarnation, row),
+    )  # fmt: skip
+
+
 def missing_copies(stream: StreamState, volume_ids: Iterable[bytes]) -> dict[bytes, np.ndarray]:
     """Return, by volume, the positions of the rows of the manifest that say that it does not have the block."""
     rows, wanted = stream.blocks.rows, set(volume_ids)

@@ -20,7 +20,7 @@ from storage_core.block.reader import BlockReader
 from storage_core.errors import RequirementError, StorageError
 from storage_core.metadata.commands import AppendedBlocks, Event, RecordEvents
 from storage_core.metadata.invariants import STREAM_SEQUENCE_MAX
-from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks, row_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
@@ -66,11 +66,8 @@ def added_blocks(
         if block.sequences is not None:
             first = _place_of_kept(stream, block.sequences, first)
             kept = kept.union(block.sequences)
-        rows[at] = (
-            summary.block_id, summary.digest, first, summary.span, summary.row_count, summary.file_size,
-            summary.data_size, summary.time_min_ns, summary.time_max_ns, 0, summary.msg_id_count, 0,
-            placement.holders_mask(stream, [volume.volume_id for volume in held]),
-        )  # fmt: skip
+        holders = placement.holders_mask(stream, [volume.volume_id for volume in held])
+        rows[at] = row_of(summary, first, summary.span, holders)
         if summary.subjects is not None:
             set_of[at] = sets.setdefault(summary.subjects, len(sets) + 1)
         if summary.msg_id_count or is_limited:
