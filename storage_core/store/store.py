@@ -1,8 +1,8 @@
 """Store: the face of a store towards Python, Spark's data source and the command line.
 
 Opens volumes, keeps the metadata, hands out streams, and carries out appends. Everything below one `Store` may be
-used from several threads; several processes may open the same volumes. What operators ask of it is carried out by
-`operations`, which is imported when it is called: reading and writing processes start without it.
+used from several threads; several processes may open the same volumes. What carries out what operators ask of it is
+imported when it is called: reading and writing processes start without it.
 """
 
 import os
@@ -18,6 +18,7 @@ from storage_core import notebook
 from storage_core.errors import (
     AlreadyExistsError,
     NotAStoreError,
+    ReadOnlyError,
     StoreBusyError,
 )
 from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from storage_core.comparison import Drift
     from storage_core.store.maintenance.compaction import Compaction
     from storage_core.store.maintenance.merging import MergePolicy
+    from storage_core.store.recovery.membership import Membership
     from storage_core.store.stream import Stream
     from storage_core.store.writing.limits import Excess
 
@@ -205,9 +207,7 @@ class Store(OpenStore):
         known = self.stream_state(name)
         replicas = StreamConfig.from_mapping({**known.config.to_json(), **settings}).num_replicas
         if replicas != known.config.num_replicas:
-            from storage_core.store import operations
-
-            operations.change_replicas(self, known, replicas)
+            self._membership().change_replicas(known.incarnation, replicas)
         with self.session() as session:
             stream = self.stream_state(name, session.state)
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **settings})
@@ -305,9 +305,10 @@ class Store(OpenStore):
 
         `progress` hears (copies of blocks done, copies in all). Raises NotFoundError.
         """
-        from storage_core.store import operations
+        from storage_core.store.replicas import side_by_side
 
-        return operations.compare(self, stream, progress)
+        state = self.state()
+        return side_by_side.compare(state, self.stream_state(stream, state), self.volumes(), self._env, progress)
 
     def repair(
         self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -319,9 +320,10 @@ class Store(OpenStore):
         in all). Returns ok (everything is current, and all damage was repaired), checked_blocks, damage, volumes (what
         became of those that took no part) and lost.
         """
-        from storage_core.store import operations
+        from storage_core.store.recovery.repair import Repair
 
-        return notebook.Info(operations.repair(self, progress, names_of(streams)), notebook.check_html)
+        repairing = Repair(self.metadata, self._env, self.lock_timeout_s)
+        return notebook.Info(repairing.run(self._known(streams), progress), notebook.check_html)
 
     def scrub(
         self,
@@ -335,9 +337,10 @@ class Store(OpenStore):
         Damage is written down, and left to be repaired by maintenance and `repair`. `progress` hears (copies done,
         copies in all). Returns ok, checked_blocks, damage and done (the end was reached: the next one begins anew).
         """
-        from storage_core.store import operations
+        from storage_core.store.replicas.scrub import Scrub
 
-        report = operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, names_of(streams))
+        scrubbing = Scrub(self.metadata, self._env, self.lock_timeout_s, self.read_only)
+        report = scrubbing.run(progress, limit_bytes, rate_bytes_per_s, self._known(streams))
         return notebook.Info(report, notebook.check_html)
 
     def compact(
@@ -349,15 +352,18 @@ class Store(OpenStore):
         hears (blocks done, blocks in all). Returns runs, blocks and bytes that were merged, and unreadable: what has to
         be repaired first.
         """
-        from storage_core.store import operations
+        from storage_core.store.maintenance.merging import COMPACTING
 
-        return operations.compact(self, names_of(streams), progress)
+        names = self._known(streams)  # before it is refused for another reason
+        return self.compaction(COMPACTING).run(names, progress)
 
     def compaction(self, policy: "MergePolicy") -> "Compaction":
         """Return what merges blocks, for whoever carries out its tasks elsewhere. Raises ReadOnlyError."""
-        from storage_core.store import operations
+        from storage_core.store.maintenance.compaction import Compaction
 
-        return operations.compaction(self, policy)
+        if self.read_only:
+            raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
+        return Compaction(self.metadata, self._env, self.lock_timeout_s, policy)
 
     def maintain(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Do all maintenance that is due, without the bounds of a session; `is_stopped` is asked between two pieces.
@@ -388,9 +394,7 @@ class Store(OpenStore):
         the store's already), AlreadyExistsError (a directory that is not empty), RequirementError (another change is
         under way, a volume takes no part).
         """
-        from storage_core.store import operations
-
-        operations.membership_of(self).add(check_apart(resolve_paths(paths)))
+        self._membership().add(check_apart(resolve_paths(paths)))
 
     def remove_volumes(self, names: Sequence[str]) -> None:
         """Remove volumes by name (id in hex), two at a time; streams are moved to others first. Their files stay.
@@ -398,25 +402,31 @@ class Store(OpenStore):
         Raises ValueError (unknown name, number of volumes), RequirementError (a stream has more replicas than volumes
         would be left, another change is under way).
         """
-        from storage_core.store import operations
-
-        operations.membership_of(self).remove(names_of(names, "names") or [])
+        self._membership().remove(names_of(names, "names") or [])
 
     def replace_volume(self, name: str, path: str | os.PathLike[str]) -> None:
         """Put a new volume in the place of another one, which may be lost; its blocks are copied from the others.
 
         Raises ValueError (unknown name, a path of the store's own), AlreadyExistsError, RequirementError.
         """
-        from storage_core.store import operations
-
         (resolved,) = resolve_paths([path])
-        operations.membership_of(self).replace(name, resolved)
+        self._membership().replace(name, resolved)
 
     def step_down(self) -> None:
         """Give up the term and open a new one. All volumes are led by whoever writes, so no other host takes over."""
-        from storage_core.store import operations
+        self._membership().step_down()
 
-        operations.membership_of(self).step_down()
+    def _known(self, streams: Sequence[str] | None) -> list[str] | None:
+        """Return the names, None for all. Raises NotFoundError for a stream that there is not."""
+        names = names_of(streams)
+        for name in names or ():
+            self.stream_state(name)
+        return names
+
+    def _membership(self) -> "Membership":
+        from storage_core.store.recovery.membership import Membership
+
+        return Membership(self.metadata, self._env, self.lock_timeout_s)
 
     def backup(
         self,

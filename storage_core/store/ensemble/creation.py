@@ -165,7 +165,7 @@ def _take_back(volume: Volume, mark: str, env: Environment) -> None:
                 files.unlink(path / log.DIRECTORY / name)
         if mark:
             for name in files.list_directory(path / STREAMS):
-                remove_files(path / STREAMS / name, env)
+                unfinished.remove_files(path / STREAMS / name, env)
             files.unlink(path / mark)
     except OSError as error:
         logger.warning("%s: what was put there could not be taken away: %s", path, error)
@@ -267,24 +267,16 @@ def empty(path: Path, env: Environment) -> None:
     try:
         if volume_file.FILE_NAME in env.files.list_directory(path):
             env.files.unlink(path / volume_file.FILE_NAME)
-        remove_files(path / log.DIRECTORY, env)
+        unfinished.remove_files(path / log.DIRECTORY, env)
         if env.files.is_directory(path / STREAMS):
             for name in env.files.list_directory(path / STREAMS):
-                remove_files(path / STREAMS / name, env)
+                unfinished.remove_files(path / STREAMS / name, env)
             env.files.remove_directory(path / STREAMS)
         for mark in {RESTORING, CREATING}.intersection(env.files.list_directory(path)):
             env.files.sync_directory(path)  # the mark is the last to go
             env.files.unlink(path / mark)
     except OSError as error:
         logger.warning("%s: a store that could not be made is left there: %s", path, error)
-
-
-def remove_files(directory: Path, env: Environment) -> None:
-    """Remove a directory with the files in it, if it is there."""
-    if env.files.is_directory(directory):
-        for name in env.files.list_directory(directory):
-            env.files.unlink(directory / name)
-        env.files.remove_directory(directory)
 
 
 def _make_parents(path: Path, is_shared: bool, env: Environment) -> None:

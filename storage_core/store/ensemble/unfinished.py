@@ -158,11 +158,16 @@ def _clear(path: Path, env: Environment) -> None:
     files, meta = env.files, path / log.DIRECTORY
     if identity.FILE_NAME in files.list_directory(path):  # torn
         files.unlink(path / identity.FILE_NAME)
-    if files.is_directory(meta):
-        for name in files.list_directory(meta):
-            files.unlink(meta / name)
-        files.remove_directory(meta)
+    remove_files(meta, env)
     if files.is_directory(path / STREAMS):
         files.remove_directory(path / STREAMS)
     files.sync_directory(path)
     remove_mark(path, CREATING, env)
+
+
+def remove_files(directory: Path, env: Environment) -> None:
+    """Remove a directory with the files in it, if it is there."""
+    if env.files.is_directory(directory):
+        for name in env.files.list_directory(directory):
+            env.files.unlink(directory / name)
+        env.files.remove_directory(directory)

@@ -38,7 +38,7 @@ from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
 from storage_core.store import lock_domain
-from storage_core.store.ensemble import creation, decision
+from storage_core.store.ensemble import creation, decision, unfinished
 from storage_core.store.ensemble.creation import check_count
 from storage_core.store.ensemble.decision import ReadVolume
 from storage_core.store.ensemble.ensemble import translated
@@ -542,7 +542,7 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                 if now != plan.before[volume.volume_id] and now is not None:
                     raise RequirementError(f"{volume.path} is not as it was when the plan was made; make a new one")
             for volume in plan.volumes:  # what is there stays until the new metadata is whole and durable everywhere
-                creation.remove_files(volume.path / rejoin.NEW_METADATA, env)  # of one that was killed
+                unfinished.remove_files(volume.path / rejoin.NEW_METADATA, env)  # of one that was killed
                 creation.write_metadata(volume, first, env, rejoin.NEW_METADATA)
                 rejoin.prepare_streams(plan.state, volume)
             aside = [

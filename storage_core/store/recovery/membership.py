@@ -51,7 +51,7 @@ _EVENTS = {ADD: "volume_added", REMOVE: "volume_removed", REPLACE: "volume_repla
 
 
 class Membership:
-    """Changes of the volumes of one store."""
+    """Changes of the volumes of one store, and of one of its streams."""
 
     def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
@@ -122,6 +122,27 @@ class Membership:
             return
         self._record(REPLACE, [path], removed)
         self.resume()
+
+    def change_replicas(self, incarnation: bytes, count: int) -> None:
+        """Keep a stream on this many volumes from now on: copies are made before they are counted.
+
+        Raises ValueError if the store has fewer volumes, or for an even number.
+        """
+
+        def placed(state: StoreState, stream: StreamState) -> tuple[bytes, ...]:
+            voters = _voting(state)
+            if count % 2 == 0 or not 0 < count <= len(voters):
+                raise ValueError(
+                    f"num_replicas: {count} replicas need as many volumes, an odd number; the store has {len(voters)}"
+                )
+            usable = {volume.volume_id for volume in self._metadata.volumes() if placement.is_recorded(state, volume)}
+            best = sorted(stream.placement, key=lambda volume_id: volume_id not in usable)[:count]  # a stable sort
+            kept = [volume_id for volume_id in stream.placement if volume_id in best]
+            others = [voter for voter in voters if voter not in kept]
+            spare = sorted(others, key=lambda volume_id: volume_id not in usable)
+            return (*kept, *spare[: count - len(kept)])
+
+        Move(self._metadata, self._env, self._lock_timeout_s, incarnation).run(placed)
 
     def step_down(self) -> None:
         """Give up the term, and open a new one at once: whoever led before has to look at everything anew."""
@@ -294,31 +315,6 @@ class Membership:
                 Move(self._metadata, self._env, self._lock_timeout_s, stream.incarnation).run(
                     lambda state, moved: _without(state, moved, change)
                 )
-
-
-def change_replicas(
-    metadata: Metadata, env: Environment, lock_timeout_s: float, incarnation: bytes, count: int
-) -> None:
-    """Keep a stream on this many volumes from now on: copies are made before they are counted.
-
-    Raises ValueError if the store has fewer volumes, or for an even number.
-    """
-
-    def placed(state: StoreState, stream: StreamState) -> tuple[bytes, ...]:
-        voters = _voting(state)
-        if count % 2 == 0 or not 0 < count <= len(voters):
-            raise ValueError(
-                f"num_replicas: {count} replicas need as many volumes, an odd number; the store has {len(voters)}"
-            )
-        usable = {volume.volume_id for volume in metadata.volumes() if placement.is_recorded(state, volume)}
-        best = sorted(stream.placement, key=lambda volume_id: volume_id not in usable)[
-            :count
-        ]  # stable: in order of placement
-        kept = [volume_id for volume_id in stream.placement if volume_id in best]
-        spare = sorted((voter for voter in voters if voter not in kept), key=lambda volume_id: volume_id not in usable)
-        return (*kept, *spare[: count - len(kept)])
-
-    Move(metadata, env, lock_timeout_s, incarnation).run(placed)
 
 
 class Move:
