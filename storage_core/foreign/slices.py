@@ -91,11 +91,11 @@ class ForeignDamage:
     file: str
     offset_bytes: int  # in the block; in the decompressed block if it is compressed
     end_bytes: int
-    first: int | None  # lost sequences lie in [first, end); None: no message was lost
-    end: int | None  # None with a first: nothing tells how far the loss reaches
-    lost_count: int | None  # messages lost, if an index tells
-    unclear: bool  # no message is known to be lost, but a removal may be, so that a removed message shows again
     reason: str
+    first: int | None = None  # lost sequences lie in [first, end); None: no message was lost
+    end: int | None = None  # None with a first: nothing tells how far the loss reaches
+    lost_count: int | None = None  # messages lost, if an index tells
+    unclear: bool = False  # no message is known to be lost, but a removal may be, so that a removed message shows again
     served: bool = False  # the messages [first, end) were read all the same: an option asked for it
     allowed: bool = False  # an option says to read on past it
     record: str = ""  # how the first bad record looks, in several lines, and which options there are
@@ -147,17 +147,4 @@ def note_damage(
     layout: str, account: str, stream: str, file: str, reason: str, doubt: tuple[int, int] | None = None
 ) -> ForeignDamage:
     """Return damage to a file that holds no messages, or of which nobody knows what messages it held."""
-    return ForeignDamage(
-        layout=layout,
-        account=account,
-        stream=stream,
-        file=file,
-        offset_bytes=0,
-        end_bytes=0,
-        first=None,
-        end=None,
-        lost_count=None,
-        unclear=False,
-        reason=reason,
-        doubt=doubt,
-    )
+    return ForeignDamage(layout, account, stream, file, 0, 0, reason, doubt=doubt)

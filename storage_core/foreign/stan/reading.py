@@ -284,7 +284,6 @@ class _Account:
             first=first,
             end=None if end == SEQUENCE_END else end,
             lost_count=None if served else count,
-            unclear=False,
             reason=together(stretch.places, stretch.reason),
             served=served,
             allowed=allowed,
