@@ -18,7 +18,6 @@ from storage_core.files import OS_FILES, Files
 from storage_core.objects.reached import files_of
 from storage_core.raft.rules import majority
 from storage_core.store import lock_domain as machine
-from storage_core.store import second_process
 
 T = TypeVar("T")
 # How long the rest of a round is waited for when most of the volumes, in object stores, have done what was asked.
@@ -113,7 +112,7 @@ class Environment:
     random_bytes: Callable[[int], bytes] = os.urandom
     lock_domain: Callable[[], str] = machine.lock_domain
     file_system: Callable[[Path], str] = machine.file_system  # that a path lies on
-    locks_elsewhere: Callable[[Path], bool] = second_process.locks_in_another_process
+    locks_elsewhere: Callable[[Path], bool] = machine.locks_in_another_process
     sleep: Callable[[float], None] = time.sleep  # seconds
     parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_threads  # I/O on several volumes
 

@@ -16,6 +16,8 @@ import ctypes
 import hashlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,16 @@ LOCAL = frozenset(
 )
 _MACHINE_ID = re.compile(r"[0-9a-f]{32}")  # what else stands there is no id: "uninitialized" in images, for one
 _OCTAL = re.compile(r"\\([0-7]{3})")
+SECOND_PROCESS_TIMEOUT_S = 30.0
+_GOT, _BUSY = 0, 3
+_TRY_LOCK = f"""
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit({_BUSY})
+"""
 
 
 def lock_domain(root: Path = Path("/")) -> str:
@@ -86,6 +98,19 @@ def file_system(path: Path, root: Path = Path("/")) -> str:
         if inside and len(mount) >= len(best):  # of two at one place the later one is seen
             best, kind = mount, rest.split(" ")[0]
     return kind
+
+
+def locks_in_another_process(path: Path) -> bool:
+    """Return whether another process gets the lock on a file. Raises OSError if that cannot be known."""
+    command = [sys.executable or "python3", "-I", "-S", "-c", _TRY_LOCK, str(path)]
+    try:
+        outcome = subprocess.run(command, capture_output=True, timeout=SECOND_PROCESS_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError(None, f"a second process did not answer within {SECOND_PROCESS_TIMEOUT_S:g} s") from None
+    if outcome.returncode not in (_GOT, _BUSY):
+        last = outcome.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise OSError(None, "".join(last) or f"a second process ended with {outcome.returncode}")
+    return outcome.returncode == _GOT
 
 
 @cache

@@ -1,6 +1,7 @@
 """What is known of a consumer's messages only by reading: which of them its filter takes, and the time of one."""
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -10,10 +11,33 @@ from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents
-from storage_core.store.consumers.remembered import Remembered
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import BlockSlice, ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Remembered(Generic[K, V]):
+    """Answers about messages, which never change, by question; a bounded number, of which the oldest go first.
+
+    Threads may share it.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._answers: dict[K, V] = {}
+
+    def get(self, question: K) -> V | None:
+        return self._answers.get(question)
+
+    def put(self, question: K, answer: V) -> V:
+        while len(self._answers) >= self._count_max:
+            self._answers.pop(next(iter(self._answers)), None)
+        self._answers[question] = answer
+        return answer
+
 
 # How many messages of a block some filters take, and the first of them.
 _WANTED: Remembered[tuple[bytes, int, int, int, bytes, tuple[str, ...]], tuple[int, int]] = Remembered(65_536)
