@@ -3,7 +3,7 @@
 An imported stream appears complete or not at all. Its directory is prepared first, as that of a restored stream is (a
 delete in time to come: what an import that was given up leaves there goes then); tasks read parts of the source and
 write them as blocks under the sequences that the messages have; one entry brings the stream with everything in it.
-What a part came to lies beside its blocks (import_parts.py), so that the same command, run again, goes on where the
+What a part came to lies beside its blocks (parts.py), so that the same command, run again, goes on where the
 last one was ended, and what an import did is in the stream: run once more, it stores nothing.
 
     prepare_streams, heads    the directories say which import fills them
@@ -37,10 +37,9 @@ from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore
 from storage_core.foreign.budget import fold_damage, together
 from storage_core.foreign.plans import match_names
 from storage_core.foreign.slices import note_damage
-from storage_core.foreign.stan.guard import StoreUse, check_use
 from storage_core.foreign.stan.store import StanStore
 from storage_core.frozen import replace
-from storage_core.metadata.commands import Event, PrepareStreams, RecordEvents, RestoreStreams
+from storage_core.metadata.commands import PrepareStreams, RecordEvents, RestoreStreams
 from storage_core.metadata.manifest import decode_blocks
 from storage_core.metadata.state import StoreState, StreamState, encode_stream, kept_of
 from storage_core.metadata.store_changes import over_totals
@@ -73,6 +72,7 @@ from storage_core.store.imports.parts import (
     write_part,
     write_record,
 )
+from storage_core.store.imports.stan_uses import StoreUse, check_use, last_use
 from storage_core.store.store import Store
 from storage_core.store.volume import placement
 from storage_core.store.writing import appends
@@ -154,7 +154,7 @@ class _Import:
             )
             uses = self._uses()
             for use in uses:
-                check_use(_last_use(state, use), use)
+                check_use(last_use(state, use), use)
             known = [
                 StreamState(stream.config, b"", 0, (), message_count=sum(part.row_count for part in stream.slices))
                 for stream in wanted
@@ -282,11 +282,11 @@ class _Import:
     def _remember(self, uses: Sequence[StoreUse]) -> None:
         """Write down in the importing store what is read now, before anything is read."""
         with self._store.session() as session:
-            new = [use for use in uses if _last_use(session.state, use) != use]
+            new = [use for use in uses if last_use(session.state, use) != use]
             for use in new:
-                check_use(_last_use(session.state, use), use)
+                check_use(last_use(session.state, use), use)
             if new:
-                session.propose(RecordEvents(tuple(_use_event(use) for use in new)))
+                session.propose(RecordEvents(tuple(use.event() for use in new)))
 
     # --- filling directories
 
@@ -506,26 +506,3 @@ def _tasks(target: ImportTarget, slices: Sequence[ForeignSlice]) -> Iterator[Par
         size += part.byte_size
     if gathered:
         yield PartTask(target, number, tuple(gathered))
-
-
-# --- uses of a store of STAN, remembered as events
-
-
-def _use_event(use: StoreUse) -> Event:
-    cut = ", with --truncate-bad-eof" if use.truncate_bad_eof else ""
-    reason = f"from {use.path} (cluster {use.cluster_id!r}){cut}"
-    return Event("import_begun", after=json.dumps(dataclasses.asdict(use)), reason=reason)
-
-
-def _last_use(state: StoreState, now: StoreUse) -> StoreUse | None:
-    """Return the last import from the same store, None if none is remembered."""
-    for event in reversed(state.events):
-        if event.kind != "import_begun":
-            continue
-        try:
-            use = StoreUse(**json.loads(event.after))
-        except (ValueError, TypeError):
-            continue
-        if (use.cluster_id, use.path) == (now.cluster_id, now.path):
-            return use
-    return None

@@ -1,7 +1,7 @@
 """Metadata files of one volume: log segments with commit records, and snapshots.
 
-This module reads and writes them. What the files say is contents.py; what it means (torn tail or damage, who may vote)
-is decided in ensemble/decision.py and session.py.
+This module reads and writes them. What the files say is log_contents.py; what it means (torn tail or damage, who may
+vote) is decided in ensemble/decision.py and session.py.
 
     meta/<segment number, 16 hex>.log      docs/formats/log.md
     meta/<index, 16 hex>.snap              docs/formats/snapshot.md
