@@ -10,7 +10,7 @@ first one nor which query it works for. Both travel in the messages of the tasks
 
 and the store decides under its lock. What Spark sends again (a commit that failed, before or after its effect; a batch
 whose end the checkpoint did not see) is there already, and is skipped. What has the same number and holds something
-else is refused: the store keeps what each batch held as one number (storage_core/store/writing/content.py).
+else is refused: the store keeps what each batch held as one number (storage_core/store/writing/batch_content.py).
 """
 
 import logging

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from storage_core.block.content import ContentCheck
 from storage_core.block.damage import Defect, FrameDamage
 from storage_core.block.footer import Footer
+from storage_core.block.footer_check import FooterCheck
 from storage_core.block.format import (
     FRAME_HEADER_SIZE,
     KIND_MESSAGE_IDS,
@@ -143,7 +143,7 @@ class BlockReader:
             yield FrameDamage(self._name, around.offset_bytes, -1, 0, 0, 0, around.reason)
         projection = Projection(self.footer, FrameRequest(first_sequence=first_sequence), self._everything())
         frames = self.footer.frames
-        check, whole = (ContentCheck(self.footer) if content else None), True
+        check, whole = (FooterCheck(self.footer) if content else None), True
         memory = memory or ReadMemory()
         for first, end in pieces(frames.offsets):
             try:
@@ -184,7 +184,7 @@ class BlockReader:
             del batch
 
     def _decode(
-        self, position: int, fields: list[int], verify: bool, check: ContentCheck | None = None
+        self, position: int, fields: list[int], verify: bool, check: FooterCheck | None = None
     ) -> pa.RecordBatch:
         """Return columns of a frame of messages; `check`, if any, takes all of them. Raises CorruptFrameError."""
         row_count = int(self.footer.frames.row_counts[position])
@@ -277,7 +277,7 @@ class BlockReader:
             return False, Defect(self._name, offset + size, what, f"{extent - size} zero bytes", padding.hex())
         return False, None
 
-    def _verify_content(self, position: int, check: ContentCheck | None) -> tuple[bool, Defect | None]:
+    def _verify_content(self, position: int, check: FooterCheck | None) -> tuple[bool, Defect | None]:
         """Return the same of what is in a frame that is as it was written."""
         is_messages = int(self.footer.frames.kinds[position]) == KIND_MESSAGES
         try:

@@ -19,7 +19,7 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import rollups
-from storage_core.store.writing.content import combined
+from storage_core.store.writing.batch_content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.enforcement import enforce
 from storage_core.store.writing.limits import Limits

@@ -24,7 +24,7 @@ from storage_core.raft.rules import majority
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.block_store import VolumeHandle
-from storage_core.store.writing.content import message_hashes
+from storage_core.store.writing.batch_content import message_hashes
 from storage_core.store.writing.messages import Acceptance, check_messages
 from storage_core.store.writing.sink import BlockPlace, BlockSink, SealedBlock
 from storage_core.subjects import is_literal

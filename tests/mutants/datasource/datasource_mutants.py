@@ -11,7 +11,7 @@ from datasource import source, stream_offsets, stream_source, stream_writer, wri
 from datasource.stream_writer import StreamWriter
 from storage_core.metadata import appends
 from storage_core.store.writing import staging
-from storage_core.store.writing.content import message_hashes
+from storage_core.store.writing.batch_content import message_hashes
 
 
 def takes_whatever_has_a_known_number_for_a_replay() -> list[Replacement]:

@@ -40,7 +40,7 @@ from storage_core.metadata.state import (
 )
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.sequences import SequenceSet
-from storage_core.store.writing.content import CONTENT
+from storage_core.store.writing.batch_content import CONTENT
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.schema import HEADERS_TYPE
-from storage_core.store.writing.content import combined, message_hashes, string_hashes
+from storage_core.store.writing.batch_content import combined, message_hashes, string_hashes
 from storage_core.store.writing.messages import Acceptance, check_messages
 
 NOW_NS = 1_700_000_000_000_000_000

@@ -13,7 +13,7 @@ from storage_core.block.sizing import message_size
 from storage_core.block.subject_summary import SubjectCounter
 
 
-class ContentCheck:
+class FooterCheck:
     """Takes the frames of messages in order, each valid Arrow of schema.FRAME_SCHEMA, and then says what is wrong."""
 
     def __init__(self, footer: Footer) -> None:
