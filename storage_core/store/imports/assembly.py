@@ -152,7 +152,7 @@ def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Env
             for volume in placed
             if volume.identity is not None and (volume.volume_id, volume.identity.instance_id) in held
         ]
-        if sum(look == [] for look in env.parallel(looks)) < work.target.quorum:
+        if sum(look == [] for look in env.parallel(looks)) < work.target.place.needed:
             return False
     return True
 
@@ -174,10 +174,11 @@ def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: E
         for at in outcome:
             good[at].append(volume.volume_id)
     for block, holder_ids in zip(blocks, good, strict=True):
-        if len(holder_ids) < work.target.quorum:
+        needed = work.target.place.needed
+        if len(holder_ids) < needed:
             raise NoQuorumError(
                 f"stream {work.stream.name!r}: block {block.block_id.hex()} is whole on {len(holder_ids)} of "
-                f"{len(work.stream.placement)} volumes, {work.target.quorum} are needed; the same import, run again, "
+                f"{len(work.stream.placement)} volumes, {needed} are needed; the same import, run again, "
                 "goes on"
             )
     return good
@@ -203,7 +204,7 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders])
 
 def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
     return [
-        new_block(work.target.store_id, work.stream, row, tuple(volume_id for volume_id, _ in held))
+        new_block(work.target.place.store_id, work.stream, row, tuple(volume_id for volume_id, _ in held))
         for row, held in zip(decode_blocks(record.rows, "a part"), record.holders, strict=True)
     ]
 

@@ -76,6 +76,7 @@ from storage_core.store.imports.stan_uses import StoreUse, check_use, last_use
 from storage_core.store.store import Store
 from storage_core.store.volume import placement
 from storage_core.store.writing import appends
+from storage_core.store.writing.sink import BlockPlace
 
 logger = logging.getLogger(__name__)
 PART_SIZE = 64 << 20  # bytes of block files in one part, unless a single one is larger
@@ -313,25 +314,23 @@ class _Import:
                 stream = StreamState(plan.config, incarnation, self._env.now_ns(), head.placement)
                 appends.make_directories(session, incarnation, head.placement, self._env)
                 target = self._target(session, stream, head)
-                write_record(target.volumes, incarnation, HEAD_FILE, head, self._env)
+                write_record(target.place.volumes, incarnation, HEAD_FILE, head, self._env)
                 works.append(Work(plan, stream, target, tuple(_tasks(target, plan.slices))))
         return works
 
     def _target(self, session: Session, stream: StreamState, head: ImportHead) -> ImportTarget:
         config = stream.config
-        return ImportTarget(
-            name=config.name,
+        place = BlockPlace(
+            volumes=placement.write_volumes(session.state, stream, session.volumes),
+            needed=placement.quorum(stream),
+            codec=config.compression,
             store_id=session.state.store_id,
             incarnation=stream.incarnation,
             transaction_id=self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8),
-            volumes=placement.write_volumes(session.state, stream, session.volumes),
-            quorum=placement.quorum(stream),
-            compression=config.compression,
             block_max_msgs=config.block_max_msgs,
             block_max_bytes=config.block_max_bytes,
-            source=head.source,
-            goes_on=self._request.goes_on,
         )
+        return ImportTarget(config.name, place, head.source, self._request.goes_on)
 
     def _fill(self, works: Sequence[Work]) -> None:
         """Write what is missing, and bring the streams of one entry."""

@@ -63,14 +63,7 @@ class ImportTarget:
     """A stream to be, as a task needs it. Plain values: Spark sends it to its tasks."""
 
     name: str
-    store_id: bytes
-    incarnation: bytes
-    transaction_id: bytes  # that the blocks are written under
-    volumes: tuple[VolumeHandle, ...]  # that take blocks, in the order of the placement
-    quorum: int  # the fewest volumes that must have a block
-    compression: str
-    block_max_msgs: int
-    block_max_bytes: int
+    place: BlockPlace
     source: bytes  # digest of what is imported
     goes_on: bool  # past damage that costs messages; else the first that no option allows ends the import
 
@@ -201,11 +194,7 @@ def write_part(
     target = task.target
     reading = _Reading(target.goes_on)
     with translated(f"stream {target.name!r}"):
-        place = BlockPlace(
-            target.volumes, target.quorum, target.compression, target.store_id, target.incarnation,
-            target.transaction_id, target.block_max_msgs, target.block_max_bytes,
-        )  # fmt: skip
-        blocks = BlockSink(place, env)
+        blocks = BlockSink(target.place, env)
         try:
             for part in task.slices:
                 for batch in reading.read(part, source_files):
@@ -215,7 +204,7 @@ def write_part(
                     on_slice()
             blocks.seal()
             record = _record(task, blocks.sealed, reading, env.now_ns())
-            write_record(target.volumes, target.incarnation, part_file(task.number), record, env)
+            write_record(target.place.volumes, target.place.incarnation, part_file(task.number), record, env)
         except BaseException:
             blocks.discard()
             raise
@@ -291,9 +280,9 @@ def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, no
     rows = np.zeros(len(blocks), BLOCK_DTYPE)
     for at, block in enumerate(blocks):
         rows[at] = row_of(block.summary, block.first, block.summary.span, committed_ns=now_ns)
-    instances = {volume.volume_id: volume.instance_id for volume in task.target.volumes}
+    instances = {volume.volume_id: volume.instance_id for volume in task.target.place.volumes}
     return PartRecord(
-        incarnation=task.target.incarnation,
+        incarnation=task.target.place.incarnation,
         source=task.target.source,
         number=task.number,
         rows=encode_blocks(rows),

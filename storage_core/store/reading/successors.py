@@ -45,7 +45,7 @@ class Successors:
         assert self._known is not None
         removed = SequenceSet.decode(block_slice.removed) if block_slice.removed else SequenceSet.empty()
         wanted = SequenceSet.from_ranges([(block_slice.first, block_slice.end)]).difference(removed)
-        if stream is None or wanted.difference(_shown(stream, block_slice.first, block_slice.end)):
+        if stream is None or wanted.difference(stream.shown(block_slice.first, block_slice.end)):
             raise StalePlanError(
                 f"stream {block_slice.stream!r}: this read was planned before sequences {block_slice.first} to "
                 f"{block_slice.end - 1} were removed, and they are no longer kept; read again",
@@ -79,11 +79,6 @@ class Successors:
 
 def _is_live(stream: StreamState | None, block_slice: BlockSlice) -> bool:
     return stream is not None and bool((stream.blocks.rows["block_id"] == np.void(block_slice.block_id)).any())
-
-
-def _shown(stream: StreamState, first: int, end: int) -> SequenceSet:
-    """Return what the stream shows of [first, end)."""
-    return stream.shown(first, end)
 
 
 def _as_planned(successor: BlockSlice, stream: str, removed: SequenceSet) -> BlockSlice:

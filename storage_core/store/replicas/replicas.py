@@ -100,7 +100,7 @@ class Survey:
         voters = {voter.volume_id for voter in self.view.state.voters}
         self.volumes: tuple[Volume, ...] = tuple(volume for volume in metadata.volumes() if volume.volume_id in voters)
         self._at = {volume.volume_id: volume for volume in self.volumes}
-        self._indexes = {volume.volume_id: volume.read_index() for volume in self.volumes if _readable(volume)}
+        self._indexes = {volume.volume_id: volume.read_index() for volume in self.volumes if volume.is_there}
         self._reported = self._reports()
         self._replicas: dict[bytes, tuple[StreamState, list[Replica]]] = {}  # that were asked for, by incarnation
         self._refused: dict[tuple[bytes, bytes], str] = {}  # by volume and incarnation: why its blocks are not seen
@@ -160,7 +160,7 @@ class Survey:
         reported: dict[bytes, dict[_Copy, int]] = {}
         for volume in self.volumes:
             try:
-                left = volume.reports.read() if _readable(volume) else []
+                left = volume.reports.read() if volume.is_there else []
             except OSError as error:
                 raise_if_limit(error)
                 continue  # a volume that cannot be looked at has its own state
@@ -268,11 +268,6 @@ def _decided(statuses: Mapping[bytes, VolumeStatus], state: StoreState) -> Mappi
 def worst(states: Iterable[VolumeState]) -> VolumeState:
     """Return the state that says most about what has to be done; current if there is none."""
     return min(states, key=_WORST_FIRST.index, default=VolumeState.CURRENT)
-
-
-def _readable(volume: Volume) -> bool:
-    """Return whether blocks can be looked for: there is a directory, and it is not known to be another volume's."""
-    return volume.is_there
 
 
 def _blocks(count: int) -> str:

@@ -96,7 +96,7 @@ class StagedBlock:
     summary: BlockSummary
     holders: tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced it, in the order of the placement
     failures: tuple[WriteFailure, ...] = ()  # volumes that should have
-    hash_sum: int | None = None  # of its messages, as in content.py; None: they were not hashed
+    hash_sum: int | None = None  # of its messages, as in batch_content.py; None: they were not hashed
     has_rollup: bool = False  # some message of its task takes the place of others
     expires_ns: int = 0  # when the first message of its task expires; 0: none does
     sequences: SequenceSet | None = None  # that its messages keep; None: they get the next ones
