@@ -24,7 +24,7 @@ def refusal(path: Path, writing: bool = False) -> str:
                 continue
         except OSError:
             return ""
-        return f"{_who()} may not {_verb(place, path, writing)} {place}, {_whose(status)}. {_remedy(place, status)}"
+        return f"{_who()} may not {_verb(place, path, writing)} {place}, {_whose(status)}. {_remedy(status)}"
     return ""
 
 
@@ -47,7 +47,7 @@ def _whose(status: os.stat_result) -> str:
     return f"which is {stat.filemode(status.st_mode)} of user {_user(status.st_uid)} and group {_group(status.st_gid)}"
 
 
-def _remedy(place: Path, status: os.stat_result) -> str:
+def _remedy(status: os.stat_result) -> str:
     owner, group = _user(status.st_uid), _group(status.st_gid)
     bits = (status.st_mode >> 3) & 0o7
     if bits & 0o5 and (not stat.S_ISDIR(status.st_mode) or bits & 0o1):

@@ -190,7 +190,7 @@ def examine(part: UnionSlice, digest_slice: DigestSlice, files: Files = OS_FILES
     looks = [[_look(part, each, digest_slice, files) for each in copy.slices] for copy in part.copies]
     outcome, ballots = _count(part, looks)
     if part.no_crc and outcome.lost:  # what fails its checksum has no vote, but it is better than nothing
-        looks = [[_with_suspects(part, look, outcome.lost, digest_slice, files) for look in some] for some in looks]
+        looks = [[_with_suspects(look, outcome.lost, digest_slice, files) for look in some] for some in looks]
         outcome, ballots = _count(part, looks)
     return Examined(outcome, ballots, tuple(map(tuple, looks)), tuple(_damage_of(part, outcome, looks)))
 
@@ -207,7 +207,7 @@ def _look(part: UnionSlice, each: ForeignSlice, digest_slice: DigestSlice, files
         return Look(clipped, join([]), (whole,))
 
 
-def _with_suspects(part: UnionSlice, look: Look, wanted: SequenceSet, digest_slice: DigestSlice, files: Files) -> Look:
+def _with_suspects(look: Look, wanted: SequenceSet, digest_slice: DigestSlice, files: Files) -> Look:
     """Return what one block file has, with the wanted messages among those whose checksum fails."""
     if not look.damage:
         return look

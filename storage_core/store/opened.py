@@ -240,7 +240,7 @@ class OpenStore:
         from storage_core.store.writing import transactions
 
         with self.session() as session:
-            return transactions.abort(session, transaction, self._env)
+            return transactions.abort(session, transaction)
 
     @cached_property
     def _window(self) -> "MsgIdWindow":

@@ -61,7 +61,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
     def compare() -> None:
         membership.resume_quietly(store.metadata, env, timeout_s)
         with store.metadata.session(timeout_s) as session:
-            mismatch.tell(session, mismatch.everywhere(session, env), env)
+            mismatch.tell(session, mismatch.everywhere(session), env)
 
     def repair_reported() -> None:
         more = True
@@ -80,7 +80,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
         repairing.sweep()
         with store.metadata.session(timeout_s) as session:
             orphans.sweep(session, env)
-            deleted.sweep(session, env)
+            deleted.sweep(session)
             ownership.sweep(session, env)
             store.maintenance.after(session, everything=True)
 

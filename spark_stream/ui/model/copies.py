@@ -57,7 +57,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
                 "content": letter,
                 "counts": dict(Counter(own)),
                 "tiles": [_tile(shown, own[lo:hi], begin, stop) for begin, stop in bounds],
-                "bad": _bad_ranges(rows, own, copies),
+                "bad": _bad_ranges(rows, own),
             }
         )
     blocks = []
@@ -134,7 +134,7 @@ def _marks(stream: StreamState, rows: np.ndarray, bounds: list[tuple[int, int]])
     return marks
 
 
-def _bad_ranges(rows: np.ndarray, states: list[str], copies: BlockCopies) -> list[dict[str, Any]]:
+def _bad_ranges(rows: np.ndarray, states: list[str]) -> list[dict[str, Any]]:
     """Return runs of blocks in the same bad state."""
     ranges: list[dict[str, Any]] = []
     at = 0

@@ -240,7 +240,7 @@ class _Scan:
         gaps = _gaps(known, limit)
         stretches += [self._stretch(view, base, first, end) for first, end in gaps[:PLACE_COUNT_MAX]]
         if len(gaps) > PLACE_COUNT_MAX:
-            stretches.append(_rest(view, base, gaps[PLACE_COUNT_MAX:]))
+            stretches.append(_rest(base, gaps[PLACE_COUNT_MAX:]))
         if limit:
             self._cut_at = base + limit if end_of_file is None and gaps and gaps[-1][1] == limit else -1
         return Window(base, buffer, known, tuple(sorted(stretches, key=lambda stretch: stretch.offset_bytes))), limit
@@ -366,7 +366,7 @@ def _checksum_reason(record: memoryview) -> str:
     return f"checksum mismatch: the record has {crc:#010x}, its {len(payload)} bytes give {actual}"
 
 
-def _rest(view: np.ndarray, base: int, gaps: list[tuple[int, int]]) -> Stretch:
+def _rest(base: int, gaps: list[tuple[int, int]]) -> Stretch:
     """Return gaps together that are not reported one by one; whether there are records in them was not looked at."""
     first, end = gaps[0][0], gaps[-1][1]
     reason = "bytes that are no record, and in which none was searched for"

@@ -85,7 +85,7 @@ def restore_streams(
     check_files(backup, chosen, counter, env)
     with translated(store.label):
         with store.session() as session:
-            targets = _prepare(store, session, chosen, names, env)
+            targets = _prepare(session, chosen, names, env)
             volumes = session.volumes
         backed_up = backup.files(env.files)
 
@@ -137,7 +137,7 @@ def _check_free(state: StoreState, names: Sequence[str]) -> None:
 
 
 def _prepare(
-    store: OpenStore, session: Session, chosen: Sequence[StreamState], names: Sequence[str], env: Environment
+    session: Session, chosen: Sequence[StreamState], names: Sequence[str], env: Environment
 ) -> list[StreamState]:
     """Return the streams to be, without blocks, after their directories were made and will not be there for ever."""
     _check_free(session.state, names)

@@ -79,7 +79,7 @@ def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> 
     if not _is_of_one_leader_a_term([log for log in logs if all(log.agrees(*node) for node in result.held)]):
         result.split = "two entries have one place and one term, and a term has one leader"
     if result.split:
-        result.split = f"{result.split}: {_tell(stands, majority, log)}"
+        result.split = f"{result.split}: {_tell(stands, majority)}"
     return result
 
 
@@ -185,7 +185,7 @@ def _agree(mark: Node, path: Lead | None, held: Node, log: Lead | None) -> bool 
     return None if known is None else known == expected
 
 
-def _tell(stands: Sequence[Stand], majority: Node, log: Lead | None) -> str:
+def _tell(stands: Sequence[Stand], majority: Node) -> str:
     """Return who stands where, for people."""
     branches: dict[Node, list[Stand]] = {}
     for stand in sorted(stands, key=lambda stand: -stand.log.tip.index):

@@ -11,14 +11,13 @@ import logging
 
 from storage_core.errors import StorageError
 from storage_core.store.ensemble.session import Session
-from storage_core.store.environment import Environment
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
 
 
-def sweep(session: Session, env: Environment) -> int:
+def sweep(session: Session) -> int:
     """Remove the directories of deleted streams; return how many. Under the store's lock."""
     state = session.state
     known = {incarnation for stream in state.streams.values() for incarnation in stream.incarnations}

@@ -410,7 +410,7 @@ class _Builder:
         self._conflicts[stream.incarnation] = conflicts
         self._tell(stream, cover, conflicts)
         placed = self._placement(stream)
-        rows = self._rows(copies, placed, stream)
+        rows = self._rows(copies, placed)
         removed, lost = self._removed_and_lost(stream, copies, next_sequence)
         shown = removed.left_of(SequenceSet.from_ranges([(stream.low_watermark, next_sequence)]))
         histories = stream.histories
@@ -463,7 +463,7 @@ class _Builder:
         count = min(len(stream.placement) or len(here), len(here))
         return (*kept, *[volume_id for volume_id in here if volume_id not in kept])[:count]
 
-    def _rows(self, copies: Sequence[Copy], placed: tuple[bytes, ...], stream: StreamState) -> np.ndarray:
+    def _rows(self, copies: Sequence[Copy], placed: tuple[bytes, ...]) -> np.ndarray:
         rows = np.zeros(len(copies), BLOCK_DTYPE)
         for at, copy in enumerate(copies):
             rows[at] = copy.row

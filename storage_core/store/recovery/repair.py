@@ -82,7 +82,7 @@ class Repair:
         self._metadata_files()
         self.blocks(names, progress)
         self.sweep(names)
-        return self._report(names)
+        return self._report()
 
     # --- volumes
 
@@ -193,7 +193,7 @@ class Repair:
         )
 
     def _damaged_files(self, session: Session) -> list[Damage]:
-        return [damage for volume in session.writable for damage in metadata_damage(self._metadata, volume, self._env)]
+        return [damage for volume in session.writable for damage in metadata_damage(volume)]
 
     # --- blocks
 
@@ -261,7 +261,7 @@ class Repair:
     def sweep(self, names: Sequence[str] | None = None) -> None:
         """Take away what is over: damage reports, and files of repairs that were killed."""
         with self._metadata.session(self._lock_timeout_s) as session:
-            close_reports(session, self._env, self._seen.whole, self._seen.repaired)
+            close_reports(session, self._seen.whole, self._seen.repaired)
             for stream in _named(session.state, names):
                 for volume in session.writable:
                     for incarnation in stream.incarnations:
@@ -270,7 +270,7 @@ class Repair:
                         except OSError as error:
                             logger.warning("%s: leftovers of repairs: %s", volume.path, error)
 
-    def _report(self, names: Sequence[str] | None) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         seen = self._seen
         view = self._metadata.view(self._lock_timeout_s)
         left = absent_volumes(view.state, self._metadata, self._lock_timeout_s)
@@ -302,7 +302,6 @@ def _cost(task: RepairTask) -> int:
 
 def close_reports(
     session: Session,
-    env: Environment,
     whole_copies: Iterable[tuple[bytes, bytes, bytes]],
     reported: Collection[tuple[bytes, ...]],
 ) -> int:

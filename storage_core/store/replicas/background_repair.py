@@ -87,7 +87,7 @@ class BackgroundRepair:
         outcomes = carry_out(session, tasks, self._env)
         self._note_whole(session, tasks, outcomes, report_files)
         for outcome in outcomes:
-            self._close_reports(session, outcome, report_files)
+            self._close_reports(outcome, report_files)
         return budget.copies_left <= 0 or budget.size_left <= 0
 
     # --- reports
@@ -195,7 +195,7 @@ class BackgroundRepair:
             indexes.verified(copy[2], whole[copy], True)
         save_indexes(session, indexes.by_volume)
 
-    def _close_reports(self, session: Session, outcome: Outcome, report_files: list[tuple[ReportFile, Report]]) -> None:
+    def _close_reports(self, outcome: Outcome, report_files: list[tuple[ReportFile, Report]]) -> None:
         """Remove the reports about copies that are whole now, or gone; do not try the others again for a while."""
         left = {(*_key(outcome.block), volume_id) for volume_id in outcome.left}
         for copy in left:

@@ -46,7 +46,7 @@ class ReplicaMismatch:
 
 
 def compare(
-    state: StoreState, stream: StreamState, volume: Volume, env: Environment, count_max: int | None = None
+    state: StoreState, stream: StreamState, volume: Volume, count_max: int | None = None
 ) -> ReplicaMismatch | None:
     """Compare names and sizes of the blocks that a volume should have; None if all are as they should be.
 
@@ -143,7 +143,7 @@ def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment)
         for volume_id in stream.placement:
             if left < 2 or volume_id not in counted:
                 continue
-            drift = compare(state, stream, counted[volume_id], env, left if left < 64 else max(32, left // 4))
+            drift = compare(state, stream, counted[volume_id], left if left < 64 else max(32, left // 4))
             left -= min(len(stream.blocks), max(32, left // 4))
             if drift is not None:
                 drifts.append(drift)
@@ -157,8 +157,8 @@ def _has_reports(volume: Volume, env: Environment) -> bool:
         return False
 
 
-def everywhere(session: Session, env: Environment) -> list[ReplicaMismatch]:
+def everywhere(session: Session) -> list[ReplicaMismatch]:
     """Return the drift of all streams on all volumes that can be written, from the names and sizes of all blocks."""
     state = session.state
-    drifts = [compare(state, stream, volume, env) for stream in state.streams.values() for volume in session.writable]
+    drifts = [compare(state, stream, volume) for stream in state.streams.values() for volume in session.writable]
     return [drift for drift in drifts if drift is not None]

@@ -135,7 +135,7 @@ class Scrub:
             with self._metadata.session(self._lock_timeout_s) as session:
                 state = session.state  # what was removed or repaired meanwhile is no drift
                 drifts = [
-                    mismatch.compare(state, stream, volume, self._env)
+                    mismatch.compare(state, stream, volume)
                     for stream in filter(None, (state.by_incarnation(stream.incarnation) for stream in streams))
                     for volume in session.writable
                 ]

@@ -358,22 +358,22 @@ def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, 
     They are read without a lock; what seems wrong may be work in progress, so it is looked at again under the volume's
     lock. Where that cannot be had, it is what is found every time.
     """
-    damage = metadata_damage(metadata, volume, env)
+    damage = metadata_damage(volume)
     if not damage:
         return []
     try:
         with metadata.hold(volume, lock_timeout_s):
-            return metadata_damage(metadata, volume, env)
+            return metadata_damage(volume)
     except (StorageError, OSError) as error:
         logger.info("%s was looked at without its lock: %s", volume.path, error)
     for _ in range(LOOKS_WITHOUT_LOCK):
         env.sleep(LOOK_PAUSE_S)
-        again = set(metadata_damage(metadata, volume, env))
+        again = set(metadata_damage(volume))
         damage = [damage for damage in damage if damage in again]
     return damage
 
 
-def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> list[Damage]:
+def metadata_damage(volume: Volume) -> list[Damage]:
     """Return what is wrong with the metadata files of one volume, which nobody writes meanwhile."""
     defects = _metadata_damage(volume.log, volume.journal)
     return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in defects]

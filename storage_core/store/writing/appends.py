@@ -151,7 +151,7 @@ def commit(
     if result.already:
         assert writer is not None
         _tell_again(session, writer, content, result)
-        forget_staged(session, transaction, env)
+        forget_staged(session, transaction)
     else:
         tell_missed(session, failures)
     appended = {

@@ -108,7 +108,7 @@ class _StreamWindow:
         deletes = _recent(state, state.pending_deletes.rows if deletes is None else deletes, stream, clock_ns)
         for incarnation, block_id in zip(deletes["incarnation"].tolist(), deletes["block_id"].tolist(), strict=True):
             if block_id not in self._known:
-                begun_and_hashes = _ask_grave(state, stream, incarnation, block_id, volumes, env)
+                begun_and_hashes = _ask_grave(state, stream, incarnation, block_id, volumes)
                 if begun_and_hashes is None:  # it is asked again
                     is_complete = False
                     continue
@@ -230,7 +230,6 @@ def _ask_grave(
     incarnation: bytes,
     block_id: bytes,
     volumes: Sequence[Volume],
-    env: Environment,
 ) -> tuple[int, np.ndarray] | None:
     """Return what a removed block says, from the first copy that is whole; (0, nothing) if none is left.
 

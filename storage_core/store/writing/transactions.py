@@ -92,7 +92,7 @@ def check_staged(transaction: Transaction, staged: Sequence[StagedBlock]) -> Non
             raise RequirementError(f"block {block.summary.block_id.hex()} was not staged for this transaction")
 
 
-def abort(session: Session, transaction: Transaction, env: Environment) -> bool:
+def abort(session: Session, transaction: Transaction) -> bool:
     """Fence the transaction and sweep its blocks; False, and nothing touched, if it had been committed.
 
     On a full disk they are swept without a fence if that is safe: an entry that names them would stand in some log,
@@ -119,10 +119,10 @@ def abort(session: Session, transaction: Transaction, env: Environment) -> bool:
     return True
 
 
-def forget_staged(session: Session, transaction: Transaction, env: Environment) -> None:
+def forget_staged(session: Session, transaction: Transaction) -> None:
     """Sweep what was staged for a batch that is stored already, unless it is this very transaction that stored it."""
     try:
-        abort(session, transaction, env)
+        abort(session, transaction)
     except Exception as error:  # the batch is stored: that is the answer
         logger.warning("blocks of transaction %s are left where they are: %s", transaction.id.hex(), error)
 
