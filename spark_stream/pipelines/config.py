@@ -263,7 +263,7 @@ def _check(pipeline: Pipeline) -> None:
     if pipeline.dead_letters is not None:
         _check_name(file, "dead_letters.stream", pipeline.dead_letters.stream)
         _check_subject(file, "dead_letters.subject", pipeline.dead_letters.subject)
-    _duration_ns(file, "trigger.interval", pipeline.trigger.interval)
+    _check_duration(file, "trigger.interval", pipeline.trigger.interval)
 
 
 def _check_source(file: Path, source: Source) -> None:
@@ -280,7 +280,7 @@ def _check_source(file: Path, source: Source) -> None:
             f"{source.subject!r} is not a filter; tokens joined by dots, * for one, > for the rest",
         )
     if source.lock_timeout:
-        _duration_ns(file, "source.lock_timeout", source.lock_timeout)
+        _check_duration(file, "source.lock_timeout", source.lock_timeout)
     _check_start(file, source)
 
 
@@ -403,9 +403,9 @@ def _check_subject(file: Path, key: str, subject: str) -> None:
         )
 
 
-def _duration_ns(file: Path, key: str, text: str) -> int:
+def _check_duration(file: Path, key: str, text: str) -> None:
     try:
-        return parse_duration_ns(text, key)
+        parse_duration_ns(text, key)
     except ValueError as error:
         raise DefinitionError(file, "", str(error)) from error
 

@@ -71,11 +71,11 @@ def append_to_stream(
     writer.save(json.dumps(volumes))
 
 
-def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -> int:
+def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
     """Append messages that could not be parsed to their own stream: as they came, with headers that say why.
 
-    Returns how many. Few of them, as there mostly are, are appended from here: a job of Spark's would start several
-    processes for them. The identity is the same either way.
+    Few of them, as there mostly are, are appended from here: a job of Spark's would start several processes for them.
+    The identity is the same either way.
     """
     letters = pipeline.dead_letters
     assert letters is not None, pipeline.name
@@ -84,18 +84,17 @@ def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -
     assert measured is not None
     count, size = measured[0], measured[1] or 0
     if not count:
-        return 0
+        return
     made = dead_letters(bad, pipeline.name)
     if count > COLLECTED_COUNT_MAX or size > COLLECTED_SIZE_MAX:
         append_to_stream(made, letters.volumes, letters.stream, letters.subject, identity, _changed_batches(pipeline))
-        return int(count)
+        return
     if letters.subject:
         made = made.withColumn("subject", F.lit(letters.subject))
     with open_store(letters.volumes, LOCK_TIMEOUT_S) as store:
         any_content = not pipeline.source.fail_on_data_loss
         writer = WriterBatch(identity.app, str(identity.number), any_content=any_content)
         store.stream(letters.stream).append(made.toArrow(), writer)
-    return int(count)
 
 
 def dead_letters(bad: DataFrame, name: str) -> DataFrame:

@@ -337,14 +337,13 @@ def _busy(stream: StreamState, consumer: ConsumerState, owner: str) -> StoreBusy
 # --- maintenance
 
 
-def sweep(session: Session, env: Environment) -> int:
-    """Unlink the files of consumer locks that nobody can have any more; return how many. Under the store's lock."""
+def sweep(session: Session, env: Environment) -> None:
+    """Unlink the files of consumer locks that nobody can have any more. Under the store's lock."""
     live = {
         consumer_lock_of(stream, consumer).file_name
         for stream in session.state.streams.values()
         for consumer in stream.consumers.values()
     }
-    swept = 0
     for volume in session.writable:
         directory = volume.path / OWNERS
         try:
@@ -353,23 +352,20 @@ def sweep(session: Session, env: Environment) -> int:
                 former = [name.removesuffix(leases.SUFFIX) for name in names]
                 former = [name for name in former if _FILE_NAME.fullmatch(name) and name not in live]
                 leases.sweep([volume], env, former)
-                swept += len(former)
                 continue
-            swept += sum(_unlink_free(env, directory / name) for name in names if _FILE_NAME.fullmatch(name))
+            for name in filter(_FILE_NAME.fullmatch, names):
+                _unlink_free(env, directory / name)
         except FileNotFoundError:  # no query has had a consumer here
             continue
         except OSError as error:
             logger.warning("%s: locks of former owners: %s", directory, error)
-    return swept
 
 
-def _unlink_free(env: Environment, path: Path) -> bool:
-    """Unlink a lock file that nobody holds; return whether it is gone."""
+def _unlink_free(env: Environment, path: Path) -> None:
+    """Unlink a lock file that nobody holds."""
     lock = locks.open_lock(env.files, path)
     try:
-        if not lock.try_acquire():
-            return False
-        env.files.unlink(path)
-        return True
+        if lock.try_acquire():
+            env.files.unlink(path)
     finally:
         locks.close_lock(lock)

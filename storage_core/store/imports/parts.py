@@ -155,19 +155,15 @@ def read_record(blocks: BlockStore, incarnation: bytes, name: str) -> ImportHead
 
 def write_record(
     volumes: Sequence[VolumeHandle], incarnation: bytes, name: str, record: ImportHead | PartRecord, env: Environment
-) -> int:
-    """Write a record beside the blocks, durably; return on how many volumes. A failure is reported."""
+) -> None:
+    """Write a record beside the blocks, durably. A failure is reported."""
     content = encode_record(record)
     calls = [partial(volume.blocks(env.files).put_record, incarnation, name, content) for volume in volumes]
-    written = 0
     for outcome in env.parallel(calls):
         if isinstance(outcome, OSError):
             logger.warning("record of an import: %s", outcome)
         elif isinstance(outcome, BaseException):
             raise outcome
-        else:
-            written += 1
-    return written
 
 
 def damage_row(damage: ForeignDamage) -> dict[str, Any]:

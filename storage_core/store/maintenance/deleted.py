@@ -17,24 +17,21 @@ from storage_core.store.writing.mirrored_file import says_broken
 logger = logging.getLogger(__name__)
 
 
-def sweep(session: Session) -> int:
-    """Remove the directories of deleted streams; return how many. Under the store's lock."""
+def sweep(session: Session) -> None:
+    """Remove the directories of deleted streams. Under the store's lock."""
     state = session.state
     known = {incarnation for stream in state.streams.values() for incarnation in stream.incarnations}
     known.update(bytes(delete) for delete in state.deletes["incarnation"])
-    swept = 0
     for volume in session.writable:
         try:
-            for incarnation in volume.blocks.incarnations():
-                if incarnation not in known:
-                    swept += _sweep(session, volume.blocks, incarnation)
-            if swept:
+            unknown = [incarnation for incarnation in volume.blocks.incarnations() if incarnation not in known]
+            removed = [_sweep(session, volume.blocks, incarnation) for incarnation in unknown]
+            if any(removed):
                 volume.blocks.sync_removals()
         except OSError as error:
             logger.warning("%s: directories of deleted streams: %s", volume.path, error)
             if says_broken(error):
                 session.failed(volume.volume_id, error)
-    return swept
 
 
 def _sweep(session: Session, blocks: BlockStore, incarnation: bytes) -> bool:

@@ -304,12 +304,12 @@ def close_reports(
     session: Session,
     whole_copies: Iterable[tuple[bytes, bytes, bytes]],
     reported: Collection[tuple[bytes, ...]],
-) -> int:
-    """Remove the damage reports about copies that are whole now, or that nobody asks for any more; return how many.
+) -> None:
+    """Remove the damage reports about copies that are whole now, or that nobody asks for any more.
 
     What they say becomes events, but for the copies that were `reported` already.
     """
-    whole, count, notes = set(whole_copies), 0, DamageNotes()
+    whole, notes = set(whole_copies), DamageNotes()
     live = {
         (stream.written_as(first), block_id): stream
         for stream in session.state.streams.values()
@@ -331,11 +331,9 @@ def close_reports(
                             f"block {report.block_id.hex()}: {report.reason}",
                         )
                     file.remove()
-                    count += 1
             for file in volume.reports.unreadable():
                 file.remove()
         except OSError as error:
             raise_if_limit(error)
             logger.warning("%s: damage reports: %s", volume.path, error)
     notes.tell(session)
-    return count

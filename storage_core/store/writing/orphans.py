@@ -22,21 +22,19 @@ MERGE_MARK = b"MERG"  # behind the time in the transactions of merges: what they
 TRANSACTION_OPEN_NS = 24 * 3_600 * 1_000_000_000  # after which an undecided transaction is given up
 
 
-def sweep(session: Session, env: Environment) -> int:
-    """Unlink the orphans of every stream on every volume; return how many files there were. Under the store's lock."""
-    swept = 0
+def sweep(session: Session, env: Environment) -> None:
+    """Unlink the orphans of every stream on every volume. Under the store's lock."""
     for volume in session.writable:
         try:
-            swept += sum(_sweep(session, volume.blocks, stream, env) for stream in list(session.state.streams.values()))
+            for stream in list(session.state.streams.values()):
+                _sweep(session, volume.blocks, stream, env)
         except OSError as error:
             logger.warning("%s: orphans: %s", volume.path, error)
             if says_broken(error):
                 session.failed(volume.volume_id, error)
-    return swept
 
 
-def _sweep(session: Session, blocks: BlockStore, stream: StreamState, env: Environment) -> int:
-    swept = 0
+def _sweep(session: Session, blocks: BlockStore, stream: StreamState, env: Environment) -> None:
     for incarnation in dict.fromkeys(stream.incarnations):
         # Of an incarnation that the stream continues, what was not adopted is nobody's to remove: merges came later.
         merges_only = incarnation != stream.incarnation
@@ -49,8 +47,6 @@ def _sweep(session: Session, blocks: BlockStore, stream: StreamState, env: Envir
             blocks.delete(incarnation, block_id)
         if orphans:
             blocks.sync(incarnation)
-        swept += len(orphans)
-    return swept
 
 
 def _unnamed(state: StoreState, stream: StreamState, block_ids: Iterable[bytes]) -> list[bytes]:
