@@ -31,7 +31,7 @@ def texts(flag: str, metavar: str, help: str, convert: Callable[[list[str]], Any
 
 def split_texts(flag: str, metavar: str, help: str) -> Spelling:
     """The same, where a comma does as well."""
-    return texts(flag, metavar, help, lambda given: [value.strip() for one in given for value in one.split(",")])
+    return texts(flag, metavar, help, lambda given: [name.strip() for names in given for name in names.split(",")])
 
 
 def pairs(flag: str, help: str) -> Spelling:
