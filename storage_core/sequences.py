@@ -99,6 +99,11 @@ class SequenceSet:
             return np.zeros(len(sequences), bool)
         return (at >= 0) & (sequences < self.ends[np.maximum(at, 0)])
 
+    def touches(self, firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return, range by range, whether sequences of the set lie in `[first, end)`, which is not empty."""
+        after: np.ndarray = np.searchsorted(self.starts, ends, side="left")
+        return np.searchsorted(self.ends, firsts, side="right") < after
+
     def count_in(self, first: int, end: int) -> int:
         """Return how many sequences of the set lie in `[first, end)`."""
         return len(self.clip(first, end))
@@ -129,6 +134,18 @@ class SequenceSet:
         ends = self.ends[: last + 1].copy()
         ends[last] -= upto[last] - count
         return SequenceSet(self.starts[: last + 1], ends)
+
+    def tail(self, count: int) -> "SequenceSet":
+        """Return the highest `count` sequences, all of them if there are fewer."""
+        if count <= 0 or not self:
+            return SequenceSet.empty()
+        upto = np.cumsum((self.ends - self.starts)[: -count - 1 : -1])
+        last = int(np.searchsorted(upto, count))
+        if last == len(upto):
+            return self
+        starts = self.starts[-last - 1 :].copy()
+        starts[0] += upto[last] - count
+        return SequenceSet(starts, self.ends[-last - 1 :])
 
     def union(self, other: "SequenceSet") -> "SequenceSet":
         if not other:

@@ -145,9 +145,7 @@ def _emptied(stream: StreamState, removed: ChunkedSet, low_watermark: int, newly
     near = stream.blocks_in(int(newly_removed.starts[0]), int(newly_removed.ends[-1]))
     rows = stream.blocks.rows[near]
     firsts, ends = rows["first"], rows["first"] + rows["span"]
-    has_gone = np.searchsorted(newly_removed.ends, firsts, side="right") < np.searchsorted(
-        newly_removed.starts, ends, side="left"
-    )
+    has_gone = newly_removed.touches(firsts, ends)
     # Removed sequences below the low watermark are not remembered.
     left = np.maximum(firsts[has_gone], low_watermark)
     positions: np.ndarray = near.start + np.flatnonzero(has_gone)[removed.run_ends(left) >= ends[has_gone]]

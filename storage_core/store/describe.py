@@ -201,10 +201,9 @@ def _last_shown(stream: StreamState) -> int:
 def _time_of(store: OpenStore, stream: StreamState, sequence: int) -> str:
     if not stream.low_watermark <= sequence < stream.next_sequence or not stream.message_count:
         return ZERO_TIME
-    rows = stream.blocks.rows
-    at = int(np.searchsorted(rows["first"], sequence, side="right")) - 1
-    if at >= 0 and rows["time_min_ns"][at] == rows["time_max_ns"][at]:
-        return rfc3339(int(rows["time_min_ns"][at]))
+    rows = stream.blocks.rows[stream.blocks_in(sequence, sequence + 1)]
+    if len(rows) and rows["time_min_ns"][0] == rows["time_max_ns"][0]:
+        return rfc3339(int(rows["time_min_ns"][0]))
     from storage_core.store.contents import messages  # what is known without reading is shown without Arrow
 
     try:

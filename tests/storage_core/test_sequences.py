@@ -84,6 +84,7 @@ def test_questions_about_members_and_ranges(one: set[int], first: int, end: int)
     inside = {member for member in one if first <= member < end}
     assert members_of(found.clip(first, end)) == inside
     assert found.count_in(first, end) == len(inside)
+    assert first >= end or found.touches(np.array([first]), np.array([end])).tolist() == [bool(inside)]
     assert (first in found) == (first in one)
     asked = np.arange(-2, 44)
     assert found.mask(asked).tolist() == [member in one for member in asked.tolist()]
@@ -200,9 +201,11 @@ def test_sets_are_not_hashable_and_show_themselves_briefly() -> None:
 
 
 @given(st.sets(st.integers(1, 60)), st.integers(-1, 70))
-def test_the_head_is_the_lowest_sequences(sequences: set[int], count: int) -> None:
+def test_the_head_is_the_lowest_sequences_and_the_tail_the_highest(sequences: set[int], count: int) -> None:
     head = SequenceSet.from_sequences(sequences).head(count)
     assert head == SequenceSet.from_sequences(sorted(sequences)[: max(0, count)])
+    tail = SequenceSet.from_sequences(sequences).tail(count)
+    assert tail == SequenceSet.from_sequences(sorted(sequences)[-count:] if count > 0 else ())
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 9)), max_size=8))

@@ -37,9 +37,8 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     end = query.number("end", stream.next_sequence) or stream.next_sequence
     if end < first:
         raise ValueError(f"end: {end} lies before first, {first}")
-    lo = int(np.searchsorted(rows["first"] + rows["span"], first, side="right"))
-    hi = max(lo, int(np.searchsorted(rows["first"], end, side="left")))
-    shown = rows[lo:hi]
+    near = stream.blocks_in(first, end)
+    shown = rows[near]
     bounds = _bounds(len(shown))
     replicas = {replica["name"]: replica for replica in stream_head(scan, stream)["replicas"]}
     digests: dict[str, str] = {}
@@ -48,7 +47,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         replica = replicas[volume_id.hex()]
         copies = scan.survey.block_copies(stream, position)
         own = _states(copies, replica["state"])
-        states.append(own[lo:hi])
+        states.append(own[near])
         is_there = replica["state"] != "missing"
         letter = digests.setdefault(replica["digest"], chr(ord("A") + len(digests))) if is_there else None
         volumes.append(
@@ -56,7 +55,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
                 **replica,
                 "content": letter,
                 "counts": dict(Counter(own)),
-                "tiles": [_tile(shown, own[lo:hi], begin, stop) for begin, stop in bounds],
+                "tiles": [_tile(shown, own[near], begin, stop) for begin, stop in bounds],
                 "bad": _bad_ranges(rows, own),
             }
         )

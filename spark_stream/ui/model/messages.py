@@ -21,7 +21,6 @@ from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
-from storage_core.sequences import SequenceSet
 from storage_core.store.contents import Message, slices
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
@@ -168,7 +167,8 @@ class _Reading:
         """Return the newest messages below `end`, and the sequences [first, end) that were looked at."""
         first = self._stream.first_sequence
         if self._wanted.is_all:
-            lower = _last_of(self._stream.shown().clip(first, end), self._count)
+            newest = self._stream.shown(first, end).tail(self._count)
+            lower = int(newest.starts[0]) if newest else 1
             return self._rows(lower, end, self._count), (lower, end)
         rows: list[dict[str, Any]] = []
         for lower, upper in self._parts(first, end, newest_first=True):
@@ -231,21 +231,6 @@ class _Reading:
     def _note_damage(self, damage: ReadDamage) -> None:
         if not damage.served and len(self.damage) < GAP_COUNT_MAX:
             self.damage.append(damage)
-
-
-def _last_of(shown: SequenceSet, count: int) -> int:
-    """Return the lowest of the last `count` sequences; of none, where a page of nothing begins."""
-    total = len(shown)
-    if not total:
-        return 1
-    if total <= count:
-        return int(shown.starts[0])
-    left = count
-    for start, end in zip(shown.starts[::-1].tolist(), shown.ends[::-1].tolist(), strict=True):
-        if end - start >= left:
-            return int(end - left)
-        left -= end - start
-    raise AssertionError(total)
 
 
 def _cut(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -352,8 +337,5 @@ def _header(value: bytes | None) -> str | None:
 
 
 def _block_of(stream: StreamState, sequence: int) -> str | None:
-    rows = stream.blocks.rows
-    at = int(rows["first"].searchsorted(sequence, side="right")) - 1
-    if at < 0 or sequence >= int(rows["first"][at] + rows["span"][at]):
-        return None
-    return bytes(rows["block_id"][at]).hex()
+    rows = stream.blocks.rows[stream.blocks_in(sequence, sequence + 1)]
+    return bytes(rows["block_id"][0]).hex() if len(rows) else None

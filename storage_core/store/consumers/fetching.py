@@ -333,9 +333,7 @@ def size_bound(stream: StreamState, sequences: SequenceSet) -> int:
     if not sequences:
         return 0
     rows = stream.blocks.rows[stream.blocks_in(int(sequences.starts[0]), int(sequences.ends[-1]))]
-    low = np.searchsorted(sequences.ends, rows["first"], side="right")
-    high = np.searchsorted(sequences.starts, rows["first"] + rows["span"], side="left")
-    return int(rows["data_size"][high > low].sum())
+    return int(rows["data_size"][sequences.touches(rows["first"], rows["first"] + rows["span"])].sum())
 
 
 def with_counts(table: pa.Table, consumer: ConsumerState, capped: str = "") -> pa.Table:

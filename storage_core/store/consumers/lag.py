@@ -7,8 +7,6 @@ consumer, where the bounds of its block do not say it, and with filter_subjects 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from storage_core.errors import NotFoundError, StaleIncarnationError
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StoreState, StreamState
@@ -73,9 +71,10 @@ def time_of(store: OpenStore, stream: StreamState, sequence: int) -> int | None:
     None if no block has it.
     """
     rows = stream.blocks.rows
-    at = int(np.searchsorted(rows["first"], sequence, side="right")) - 1
-    if at < 0 or sequence >= rows["first"][at] + rows["span"][at]:
+    near = stream.blocks_in(sequence, sequence + 1)
+    if near.start == near.stop:
         return None
+    at = near.start
     bounds = int(rows["time_min_ns"][at]), int(rows["time_max_ns"][at])
     if bounds[0] == bounds[1]:
         return bounds[0]

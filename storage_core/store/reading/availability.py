@@ -25,9 +25,7 @@ def first_away(
     """
     at_hand = {volume.volume_id for volume in volumes if volume.identity is not None}
     present_mask = sum(1 << position for position, volume_id in enumerate(stream.placement) if volume_id in at_hand)
-    rows = stream.blocks.rows
-    low = int(np.searchsorted(rows["first"] + rows["span"], first, side="right"))
-    rows = rows[low : int(np.searchsorted(rows["first"], end, side="left"))]
+    rows = stream.blocks.rows[stream.blocks_in(first, end)]
     doubtful = rows[(rows["holders"] & np.uint32(present_mask)) == 0]
     for block in whole_blocks(state, stream, doubtful, volumes):
         try:

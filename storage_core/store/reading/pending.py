@@ -39,10 +39,7 @@ class Pending:
     @cached_property
     def _blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return of each block that has messages for the reader: first sequence in it, message count, bytes."""
-        rows = self.stream.blocks.rows
-        lo = int(np.searchsorted(rows["first"] + rows["span"], self._from, side="right"))
-        hi = int(np.searchsorted(rows["first"], self.end, side="left"))
-        rows = rows[lo : max(lo, hi)]
+        rows = self.stream.blocks.rows[self.stream.blocks_in(self._from, self.end)]
         firsts = np.maximum(rows["first"], self._from)
         counts = shown_counts(firsts, np.minimum(rows["first"] + rows["span"], self.end), self._removed)
         sizes = rows["data_size"] * counts // np.maximum(1, rows["row_count"])

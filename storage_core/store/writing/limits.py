@@ -198,9 +198,7 @@ class Limits:
         near = stream.blocks_in(int(removed.starts[0]), int(removed.ends[-1]))
         rows = stream.blocks.rows[near]
         firsts, ends = rows["first"], rows["first"] + rows["span"]
-        touched = np.flatnonzero(
-            np.searchsorted(removed.ends, firsts, side="right") < np.searchsorted(removed.starts, ends, side="left")
-        )
+        touched = np.flatnonzero(removed.touches(firsts, ends))
         gone_counts = (ends - firsts)[touched] - shown_counts(firsts[touched], ends[touched], removed)
         is_whole = gone_counts == rows["row_count"][touched]
         total = int(rows["data_size"][touched[is_whole]].sum())

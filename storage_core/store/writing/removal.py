@@ -115,8 +115,8 @@ def _chosen(
         chosen = chosen.union(SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts])))
         return chosen.head(len(chosen) - removal.keep) if removal.keep else chosen, 0
     shown = stream.shown(end=limit)
-    if removal.keep:
-        limit = _start_of_last(shown, removal.keep, limit)
+    if removal.keep and shown:
+        limit = int(shown.tail(removal.keep).starts[0])
     return shown.clip(stream.low_watermark, limit), max(limit, stream.low_watermark)
 
 
@@ -130,13 +130,3 @@ def _without_reading(
     rows = rows[(rows["time_max_ns"] < removal.before_ns) & (rows["first"] < limit)]
     whole = SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]).intersection(stream.shown())
     return whole.clip(stream.low_watermark, limit), [piece for piece in slices if piece.first not in whole]
-
-
-def _start_of_last(shown: SequenceSet, count: int, limit: int) -> int:
-    """Return the sequence from which on `count` sequences of the set remain; its start if there are fewer."""
-    lengths = shown.ends - shown.starts
-    remaining = np.cumsum(lengths[::-1])[::-1]  # from run i on
-    if not len(lengths) or count >= remaining[0]:
-        return int(shown.starts[0]) if len(lengths) else limit
-    run = int(np.flatnonzero(remaining >= count)[-1])
-    return int(shown.ends[run] - (count - (remaining[run] - lengths[run])))
