@@ -33,7 +33,7 @@ def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: i
     """
     from storage_core.errors import NotFoundError
     from storage_core.store.consumers.consumer import where_to_go_on
-    from storage_core.store.consumers.filtered import wanted
+    from storage_core.store.consumers.filtered import wanted_in
     from storage_core.store.consumers.position import decision_of
 
     state, before, info = stream.state(), consumer.state(), consumer.info()
@@ -43,7 +43,7 @@ def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: i
         raise NotFoundError(
             f"sequence {to}: stream {stream.name} can be read from 1 to {end}, where its next message will be"
         )
-    taken = wanted(store, state, before, 1)
+    taken = wanted_in(store, state, before, 1, end)
     ahead = taken.clip(to, end)
     still_open = before.outstanding().intersection(taken).union(taken.clip(before.next_sequence, end))
     return {

@@ -57,6 +57,11 @@ class SequenceSet:
         ends = values[np.concatenate((breaks - 1, [len(values) - 1]))] + 1
         return cls(starts, ends)
 
+    @classmethod
+    def from_parts(cls, parts: Iterable[np.ndarray]) -> "SequenceSet":
+        """Return the set of the sequences of several arrays, or of none."""
+        return cls.from_sequences(np.concatenate([np.empty(0, np.int64), *parts]))
+
     # --- questions
 
     def __len__(self) -> int:
@@ -84,6 +89,11 @@ class SequenceSet:
     @property
     def run_count(self) -> int:
         return len(self.starts)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Return the range from the first sequence to behind the last one; there must be some."""
+        return int(self.starts[0]), int(self.ends[-1])
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the half-open runs in order."""
@@ -163,7 +173,7 @@ class SequenceSet:
         """Return the sequences that are here and not in `other`."""
         if not self:
             return self
-        other = other.clip(int(self.starts[0]), int(self.ends[-1]))
+        other = other.clip(*self.bounds)
         if not other:
             return self
         lo = int(np.searchsorted(self.ends, other.starts[0], side="right"))

@@ -17,13 +17,13 @@ from pyarrow.parquet import ParquetWriter
 from starlette.responses import Response, StreamingResponse
 
 from spark_stream.look.messages import PRINTED_COLUMNS, json_lines
-from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, Wanted, first_at
+from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, Wanted
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.schema import READ_SCHEMA
-from storage_core.store.contents import slices
+from storage_core.store.contents import first_at_time, slices
 from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.reading.reading import SKIP, ReadOptions, read_slices
+from storage_core.store.reading.reading import REPORT, SKIP, ReadOptions, read_slices
 
 FORMATS = ("jsonl", "parquet")
 MEDIA_TYPES = {"jsonl": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
@@ -51,7 +51,7 @@ def download(site: Site, query: Query, name: str) -> Response:
     end = min(query.number("end") or stream.next_sequence, stream.next_sequence)
     first, time_ns = query.number("first"), query.time_ns("time", store.environment.now_ns())
     if first is None and time_ns is not None:
-        first = first_at(store, stream, time_ns) or end
+        first = first_at_time(store, stream, time_ns, REPORT) or end
     if first is None:
         first = max(stream.first_sequence, end - (MESSAGE_COUNT_MAX if wanted.is_all else SEARCH_ROW_COUNT))
     columns = PRINTED_COLUMNS if kind == "jsonl" else tuple(READ_SCHEMA.names)

@@ -388,7 +388,7 @@ def _sources(part: UnionSlice, examined: Examined) -> list[ForeignSlice]:
             if not mine:
                 continue
             wanted = wanted.difference(mine)
-            first, end = int(mine.starts[0]), int(mine.ends[-1])
+            first, end = mine.bounds
             sources.append(
                 replace(
                     look.source,

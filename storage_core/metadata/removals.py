@@ -142,7 +142,7 @@ def _emptied(stream: StreamState, removed: ChunkedSet, low_watermark: int, newly
     """Return the positions of the blocks that have none of their messages left, now that these are gone."""
     if not newly_removed:
         return np.empty(0, np.int64)
-    near = stream.blocks_in(int(newly_removed.starts[0]), int(newly_removed.ends[-1]))
+    near = stream.blocks_in(*newly_removed.bounds)
     rows = stream.blocks.rows[near]
     firsts, ends = rows["first"], rows["first"] + rows["span"]
     has_gone = newly_removed.touches(firsts, ends)

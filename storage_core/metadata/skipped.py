@@ -70,6 +70,6 @@ def _wanted(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet
     filters = consumer.config.filter_subjects
     if not filters or not sequences:
         return sequences
-    rows = stream.blocks.rows[stream.blocks_in(int(sequences.starts[0]), int(sequences.ends[-1]))]
+    rows = stream.blocks.rows[stream.blocks_in(*sequences.bounds)]
     rows = rows[rows_that_may_match(filters, stream.subject_sets, rows)]
     return sequences.intersection(SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]))

@@ -21,7 +21,7 @@ from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
-from storage_core.store.contents import Message, slices
+from storage_core.store.contents import Message, first_at_time, slices
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
@@ -105,7 +105,7 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     time_ns = query.time_ns("time", store.environment.now_ns())
     note = ""
     if at is None and time_ns is not None:
-        at = first_at(store, stream, time_ns)
+        at = first_at_time(store, stream, time_ns, REPORT)
         if at is None:
             note = "no message is as new as that"
     if at is not None and not first <= at < end and stream.message_count:
@@ -139,18 +139,6 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
 def _command(site: Site, name: str, first: int, count: int, subject: str) -> str:
     more = f" --subject {quote(subject)}" if subject else ""
     return f"jstream stream view {quote(name)} {count} --id {first}{more} --store {site.command_store}"
-
-
-def first_at(store: OpenStore, stream: StreamState, time_ns: int) -> int | None:
-    """Return the first sequence that is not older, reading one column of one block; past what cannot be read."""
-    request, options = (
-        ReadRequest((stream.name,), time_first_ns=time_ns),
-        ReadOptions(("sequence",), time_first_ns=time_ns, on_loss=REPORT),
-    )
-    for batch in read_slices(slices(store, stream, request), options, env=store.environment):
-        if batch.num_rows:
-            return int(batch.column("sequence")[0].as_py())
-    return None
 
 
 class _Reading:

@@ -226,7 +226,7 @@ def _missing_since(index: StreamIndex, stream: StreamDirectory, state: StreamSta
     if state.removed.count_in(state.first - 1, state.first):
         listed = listed.clip(state.first, SEQUENCE_END)  # a purge came after the index
     if listed:
-        first, end = int(listed.starts[0]), int(listed.ends[-1])
+        first, end = listed.bounds
         reason = (
             f"{names} not there, and {INDEX_FILE}, which is older than the blocks, lists {len(listed)} messages of "
             f"[{first}, {end}) there: removed since, or lost with their blocks"
@@ -396,7 +396,7 @@ def _all_removed(read: Sequence["_Read"], shown: Sequence[np.ndarray], removed: 
         own = SequenceSet.from_sequences(block.messages.sequences)
         removed_sets.append(own.difference(SequenceSet.from_sequences(sequences)))
         if own and not block.damaged:
-            first, end = int(own.starts[0]), int(own.ends[-1])
+            first, end = own.bounds
             removed_sets.append(SequenceSet.from_ranges([(first, end)]).difference(own))
             spans.append((block.file.block_index, first, end))
     return _union(removed_sets).union(_gaps(spans))

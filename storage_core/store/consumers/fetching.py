@@ -35,6 +35,7 @@ from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store import contents
 from storage_core.store.consumers.arguments import MESSAGE_COUNT_MAX
+from storage_core.store.consumers.filtered import wanted_in
 from storage_core.store.consumers.position import remedy
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
@@ -174,7 +175,7 @@ def look_again(
     It begins at `start` and comes round. The blocks that it looks at are bounded in number: where many of them cannot
     be read, the next look goes on where this one ended.
     """
-    parts, readable = [np.empty(0, np.int64)], 0
+    parts, readable = list[np.ndarray](), 0
     damage: list[ReadDamage] = []
     looked: list[tuple[int, int]] = []
     for first, end in (*_stretches(due.clip(start, SEQUENCE_MAX)), *_stretches(due.clip(1, start))):
@@ -193,7 +194,7 @@ def look_again(
 def _probed(
     due: SequenceSet, looked: list[tuple[int, int]], parts: list[np.ndarray], damage: list[ReadDamage]
 ) -> Probe:
-    readable = SequenceSet.from_sequences(np.concatenate(parts))
+    readable = SequenceSet.from_parts(parts)
     seen = SequenceSet.from_ranges(looked).intersection(due)
     return Probe(readable, seen.difference(readable).difference(_missed(damage)))
 
@@ -240,12 +241,7 @@ def done_by(store: OpenStore, stream: StreamState, consumer: ConsumerState, end:
     if stream.config.retention == LIMITS:
         return NOTHING
     start = max(stream.low_watermark, min(consumer.next_sequence, consumer.pending.first_sequence))
-    shown = stream.shown(start, end)
-    if not consumer.config.filter_subjects or not shown:
-        return shown
-    batches = _read(store, stream, consumer, int(shown.starts[0]), end, ("sequence",), [])
-    parts = [batch.column("sequence").to_numpy() for batch in batches]
-    return SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts]))
+    return wanted_in(store, stream, consumer, start, end)
 
 
 def _read(
@@ -332,7 +328,7 @@ def size_bound(stream: StreamState, sequences: SequenceSet) -> int:
     """Return how many message bytes these can have at most: those of all blocks that they lie in."""
     if not sequences:
         return 0
-    rows = stream.blocks.rows[stream.blocks_in(int(sequences.starts[0]), int(sequences.ends[-1]))]
+    rows = stream.blocks.rows[stream.blocks_in(*sequences.bounds)]
     return int(rows["data_size"][sequences.touches(rows["first"], rows["first"] + rows["span"])].sum())
 
 

@@ -44,18 +44,23 @@ _WANTED: Remembered[tuple[bytes, int, int, int, bytes, tuple[str, ...]], tuple[i
 _TIMES: Remembered[tuple[bytes, int], int] = Remembered(65_536)  # of messages, by their block's digest and place in it
 
 
-def wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int) -> SequenceSet:
-    """Return the sequences from `first` on of all messages that are there and that the consumer's filter takes."""
-    if not consumer.config.filter_subjects:
-        return stream.shown().clip(first, stream.next_sequence)
-    parts = [np.empty(0, np.int64), *_taken(store, stream, consumer, first)]
-    return SequenceSet.from_sequences(np.concatenate(parts))
+def wanted_in(store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int, end: int) -> SequenceSet:
+    """Return the sequences of the messages of [first, end) that are there and that the consumer's filter takes.
+
+    Of messages that no copy has now it is not known whether a filter takes them: they are left out.
+    """
+    shown = stream.shown(first, end)
+    if not consumer.config.filter_subjects or not shown:
+        return shown
+    return SequenceSet.from_parts(_taken(store, stream, consumer, int(shown.starts[0]), end))
 
 
-def _taken(store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int) -> Iterator[np.ndarray]:
-    """Yield the sequences from `first` on that the filter takes, a frame at a time; what no copy has is left out."""
+def _taken(
+    store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int, end: int
+) -> Iterator[np.ndarray]:
+    """Yield the sequences of [first, end) that the filter takes, a frame at a time; what no copy has is left out."""
     filters = consumer.config.filter_subjects
-    request = ReadRequest((stream.name,), {stream.name: (first, stream.next_sequence)}, subject_filters=filters)
+    request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=filters)
     options = ReadOptions(("sequence",), filters, on_loss=REPORT)
     for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
         yield buffers.numbers(batch.column("sequence"))

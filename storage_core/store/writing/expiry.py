@@ -65,7 +65,7 @@ def _over(
 ) -> tuple[SequenceSet, int]:
     """Return which messages of [first, end) are over, and when the next of the others is, 0 if none will be."""
     slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), {stream.name: (first, end)}))
-    over, next_ns = [np.empty(0, np.int64)], 0
+    over, next_ns = list[np.ndarray](), 0
     for batch in read_slices(slices, ReadOptions(("sequence", "timestamp_ns", "headers")), env=env):
         headers = batch.column("headers")
         if not instructions.may_have_any(headers):
@@ -79,4 +79,4 @@ def _over(
         over.append(buffers.numbers(batch.column("sequence"))[rows[ends_ns <= now_ns]])
         later = ends_ns[ends_ns > now_ns]
         next_ns = min(filter(None, (next_ns, int(later.min()) if len(later) else 0)), default=0)
-    return SequenceSet.from_sequences(np.concatenate(over)), next_ns
+    return SequenceSet.from_parts(over), next_ns

@@ -195,7 +195,7 @@ class Limits:
         """
         if len(removed) == stream.message_count:
             return stream.data_size
-        near = stream.blocks_in(int(removed.starts[0]), int(removed.ends[-1]))
+        near = stream.blocks_in(*removed.bounds)
         rows = stream.blocks.rows[near]
         firsts, ends = rows["first"], rows["first"] + rows["span"]
         touched = np.flatnonzero(removed.touches(firsts, ends))

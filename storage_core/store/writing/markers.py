@@ -82,7 +82,7 @@ def _last_of_subjects(
     kept = _SCHEMA.empty_table()
     if not sequences:
         return kept
-    bounds = {stream.name: (int(sequences.starts[0]), int(sequences.ends[-1]))}
+    bounds = {stream.name: sequences.bounds}
     slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), bounds))
     touched = [block for block in slices if sequences.count_in(block.first, block.end)]
     waiting: list[pa.Table] = []

@@ -100,7 +100,7 @@ def excess(
         return SequenceSet.empty(), 0
     blocks, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,)))
     kept, waiting, waiting_count = _NO_ROWS, list[SubjectRows](), 0
-    over, size = [np.empty(0, np.int64)], 0
+    over, size = list[np.ndarray](), 0
     for place in range(len(blocks) - 1, -1, -1):
         rows = SubjectRows.joined(_Reading(stream, env).rows(blocks[place : place + 1]))
         waiting, waiting_count = [rows, *waiting], waiting_count + len(rows)
@@ -111,7 +111,7 @@ def excess(
         over.append(kept.sequences[is_over])
         size += int(kept.sizes[is_over].sum())
         kept, waiting, waiting_count = kept.chosen(~is_over), [], 0
-    return SequenceSet.from_sequences(np.concatenate(over)), size
+    return SequenceSet.from_parts(over), size
 
 
 def added(over: Excess | None, stream: StreamState, sequences: SequenceSet, size: int) -> Excess | None:

@@ -112,7 +112,7 @@ def _chosen(
         options = ReadOptions(("sequence",), **bounds)
         chosen, unread = _without_reading(stream, removal, slices, limit)
         parts = [buffers.numbers(batch.column("sequence")) for batch in read_slices(unread, options, env=env)]
-        chosen = chosen.union(SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts])))
+        chosen = chosen.union(SequenceSet.from_parts(parts))
         return chosen.head(len(chosen) - removal.keep) if removal.keep else chosen, 0
     shown = stream.shown(end=limit)
     if removal.keep and shown:

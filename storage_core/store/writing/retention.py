@@ -10,8 +10,6 @@ acknowledgement only the messages that it is about are looked at.
 
 import logging
 
-import numpy as np
-
 from storage_core import buffers
 from storage_core.errors import StorageError
 from storage_core.metadata import machine
@@ -91,10 +89,9 @@ def _taken(
     sequences: SequenceSet,
 ) -> SequenceSet:
     """Return which of these messages the filters take, by their subjects."""
-    bounds = {stream.name: (int(sequences.starts[0]), int(sequences.ends[-1]))}
+    bounds = {stream.name: sequences.bounds}
     slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), bounds, subject_filters=filters))
     touched = [block for block in slices if sequences.count_in(block.first, block.end)]
     batches = read_slices(touched, ReadOptions(("sequence",), filters), env=env)
     parts = [buffers.numbers(batch.column("sequence")) for batch in batches]
-    taken = np.concatenate([np.empty(0, np.int64), *parts])
-    return SequenceSet.from_sequences(taken[sequences.mask(taken)])
+    return SequenceSet.from_parts(parts).intersection(sequences)

@@ -78,10 +78,10 @@ def _superseded(
     request = ReadRequest((stream.name,), {stream.name: (first, max(ends.values()))}, subject_filters=filters)
     slices, _ = plan_stream(state, stream, volumes, request)
     known, until = buffers.of_texts(names), np.array([*(ends[name] for name in names), 0])
-    parts = [np.empty(0, np.int64)]
+    parts: list[np.ndarray] = []
     for batch in read_slices(slices, ReadOptions(("sequence", "subject"), filters), env=env):
         at: pa.Array = pc.index_in(batch.column("subject"), known)
         places = buffers.numbers(at.fill_null(buffers.constant(len(names), pa.int32())))
         sequences = buffers.numbers(batch.column("sequence"))
         parts.append(sequences[sequences < until[places]])
-    return SequenceSet.from_sequences(np.concatenate(parts))
+    return SequenceSet.from_parts(parts)
