@@ -26,6 +26,7 @@ from typing import Any
 from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.toml import check_keys, read_toml, substitute, volume_of
 from storage_core import Store
+from storage_core.metadata.commands import ids_of_voters
 from storage_core.metadata.config import SIZES, StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.quantities import parse_size
@@ -211,7 +212,7 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
 
 def _with_conflicts(store: Store, name: str, actions: list[Action]) -> list[Action]:
     """Return the actions for one stream, those that the store would refuse as conflicts: nothing is done by halves."""
-    volume_count = sum(not voter.learner for voter in store.state().voters)
+    volume_count = len(ids_of_voters(store.state().voters))
     streams = store.streams()
     consumers = store.stream(name).consumers() if name in streams else []
 

@@ -8,6 +8,8 @@ each entry carries and at which an older program stops.
 Source: docs/formats/log.md, "Commands".
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from storage_core.bounded import UNDECODABLE
@@ -24,6 +26,11 @@ class Voter(msgspec.Struct, frozen=True):
     path: str  # where it was seen last, from the directory that the first volume lies in
     learner: bool = False  # written, not asked: it has not caught up and been verified yet
     retired: str = ""  # why it neither votes nor counts until it was verified again; empty: it does
+
+
+def ids_of_voters(voters: Iterable[Voter]) -> list[bytes]:
+    """Return the volumes of a majority: all that are no learners, whether they can be asked now or not."""
+    return [voter.volume_id for voter in voters if not voter.learner]
 
 
 class VolumeChange(msgspec.Struct, frozen=True):

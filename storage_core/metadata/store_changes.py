@@ -16,7 +16,7 @@ from storage_core.metadata.commands import (
     NoOp,
     RecordEvents,
     TakeOver,
-    Voter,
+    ids_of_voters,
 )
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.results import Done, Place, Result, refuse, refuse_with
@@ -49,7 +49,7 @@ def take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver) 
 
 
 def change_volumes(state: StoreState, place: Place, time_ns: int, command: ChangeVolumes) -> tuple[StoreState, Result]:
-    before, after = _voting(state.voters), _voting(command.voters)
+    before, after = set(ids_of_voters(state.voters)), set(ids_of_voters(command.voters))
     if len({member.volume_id for member in command.voters}) < len(command.voters):
         refuse(errors.RequirementError, "a volume stands twice in the list of volumes")
     reason = rules.why_not(before, after, is_recorded=command.change is not None)
@@ -107,10 +107,6 @@ def over_totals(state: StoreState, more: Mapping[str, int]) -> errors.LimitExcee
         if isinstance(value, int) and added > 0 and present + added > value:
             return errors.LimitExceededError("", limit, value, present, added)
     return None
-
-
-def _voting(voters: tuple[Voter, ...]) -> set[bytes]:
-    return {voter.volume_id for voter in voters if not voter.learner}
 
 
 def record_events(state: StoreState, place: Place, time_ns: int, command: RecordEvents) -> tuple[StoreState, Result]:

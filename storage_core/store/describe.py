@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from storage_core.errors import StorageError
-from storage_core.metadata.commands import Event
+from storage_core.metadata.commands import Event, ids_of_voters
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.raft.rules import majority
@@ -60,16 +60,16 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
     for stream in view.state.streams.values():
         for replica in survey.replicas(stream):
             copies.setdefault(replica.volume_id, []).append((stream.name, replica))
-    voting = [voter.volume_id for voter in view.state.voters if not voter.learner]
+    voters = ids_of_voters(view.state.voters)
     return {
         "name": view.state.store_id.hex(),
-        "leader": _name(survey.leader(voting)),
+        "leader": _name(survey.leader(voters)),
         "term": view.term,
         "index": view.index,
         "generation": view.commit.generation if view.commit is not None else None,
-        "voters": len(voting),
-        "voting": sum(survey.can_vote(volume_id) for volume_id in voting),
-        "quorum": majority(len(voting)),
+        "voters": len(voters),
+        "voting": sum(survey.can_vote(volume_id) for volume_id in voters),
+        "quorum": majority(len(voters)),
         "volumes": [_volume(survey, volume, copies.get(volume.volume_id, [])) for volume in survey.volumes],
         "pending_deletes": _pending_deletes(view.state),
         "change": _change(view.state),

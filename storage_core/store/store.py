@@ -21,7 +21,7 @@ from storage_core.errors import (
     ReadOnlyError,
     StoreBusyError,
 )
-from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream
+from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream, ids_of_voters
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
 from storage_core.store import describe
@@ -177,7 +177,7 @@ class Store(OpenStore):
             state = self.state()
             defaults = state.settings.defaults_of(str(settings.get("name")))
             if settings.get("num_replicas") is None:
-                defaults["num_replicas"] = sum(not voter.learner for voter in state.voters)
+                defaults["num_replicas"] = len(ids_of_voters(state.voters))
             settings = {**settings, **{key: value for key, value in defaults.items() if settings.get(key) is None}}
         checked = StreamConfig.from_mapping(settings)
         with self.session() as session:

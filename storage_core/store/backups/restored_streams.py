@@ -32,7 +32,7 @@ from storage_core.errors import (
     RequirementError,
 )
 from storage_core.files import File
-from storage_core.metadata.commands import Event, PrepareStreams, RestoreStreams
+from storage_core.metadata.commands import Event, PrepareStreams, RestoreStreams, ids_of_voters
 from storage_core.metadata.config import NAME_PATTERN
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import StoreState, StreamState, encode_stream
@@ -153,7 +153,7 @@ def _prepare(
 
 def choose_placement(session: Session, stream: StreamState) -> tuple[bytes, ...]:
     """Return the volumes for as many replicas as the stream had, or as there can be."""
-    count = min(stream.config.num_replicas, sum(not voter.learner for voter in session.state.voters))
+    count = min(stream.config.num_replicas, len(ids_of_voters(session.state.voters)))
     return placement.choose(session.state, session.writable, count - (1 - count % 2))
 
 

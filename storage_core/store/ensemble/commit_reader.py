@@ -12,7 +12,7 @@ from storage_core.errors import (
     StorageError,
     UnsupportedVersionError,
 )
-from storage_core.metadata.commands import Voter
+from storage_core.metadata.commands import Voter, ids_of_voters
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.entry import CommitRecord, Entry, EntryId
 from storage_core.raft.rules import is_quorum, majority, proven_entry
@@ -198,7 +198,7 @@ class CommitReader:
 
         Raises Unproven if an entry above may be committed: so many have it, or cannot be asked.
         """
-        voters = [voter.volume_id for voter in self._volumes.voters if not voter.learner]
+        voters = ids_of_voters(self._volumes.voters)
         proven = proven_entry(voters, ends)
         volume, commit = best
         if proven is not None and (commit is None or proven.index > commit.index):
@@ -307,9 +307,9 @@ class CommitReader:
                 )
             self.undecided = view
             raise Doubt
-        voting = [voter.volume_id for voter in view.state.voters if not voter.learner]
+        voters = ids_of_voters(view.state.voters)
         leads = {volume_id: pool.lead_to(pool.tip_of(log)) for volume_id, log in contents.items()}
-        return view, is_quorum(voting, [volume_id for volume_id, lead in leads.items() if lead.agrees(index, chain)])
+        return view, is_quorum(voters, [volume_id for volume_id, lead in leads.items() if lead.agrees(index, chain)])
 
     def _is_of_majority(self, lead: Lead, contents: Mapping[bytes, LogContents]) -> bool:
         """Return whether the commit records of a majority name the end of the log, and none an entry elsewhere.
@@ -322,13 +322,13 @@ class CommitReader:
             for record in records.values()
         ):
             return False
-        voting = [voter.volume_id for voter in self._memory.state_of(lead).voters if not voter.learner]
+        voters = ids_of_voters(self._memory.state_of(lead).voters)
         agreeing = [
             key
             for key, record in records.items()
-            if key in voting and (record.index, record.chain) == (lead.tip.index, lead.tip.chain)
+            if key in voters and (record.index, record.chain) == (lead.tip.index, lead.tip.chain)
         ]
-        return is_quorum(voting, agreeing)
+        return is_quorum(voters, agreeing)
 
     def _ours(self, logs: list[ReadVolume], commit: CommitRecord) -> tuple[list[ReadVolume], CommitRecord]:
         """Return those of the volumes that are not of another copy of the store, and their highest commit record.

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage_core.errors import CorruptionError, NoQuorumError, ProcessError, StorageError
-from storage_core.metadata.commands import Voter
+from storage_core.metadata.commands import Voter, ids_of_voters
 from storage_core.os_errors import too_few
 from storage_core.raft.entry import START, CommitRecord, EntryId
 from storage_core.raft.rules import is_quorum, losses_survived, majority, proven_entry, rank
@@ -117,7 +117,7 @@ def decide(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
         if any(volume.contents is not None and volume.busy for volume in volumes):
             raise Contended
         raise NoQuorumError(split_text(decision))
-    _check_votes(decision, [voter.volume_id for voter in voters if not voter.learner], volumes)
+    _check_votes(decision, ids_of_voters(voters), volumes)
     if decision.above is not None:
         raise CorruptionError(decision.above)
     return decision
@@ -125,7 +125,7 @@ def decide(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
 
 def examine(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
     """Return the same without a judgement on whether it is enough to go on with."""
-    voting_ids = [voter.volume_id for voter in voters if not voter.learner]
+    voting_ids = ids_of_voters(voters)
     at_hand = {volume.volume_id: volume for volume in volumes}
     statuses: dict[bytes, VolumeStatus] = {}
     read: dict[bytes, ReadVolume] = {}

@@ -44,6 +44,7 @@ from storage_core.metadata.commands import (
     Unlinked,
     Voter,
     encode_envelope,
+    ids_of_voters,
 )
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.os_errors import UnreachableError, raise_if_limit
@@ -191,7 +192,7 @@ class Session:
         self._now = replace(self._now, view=replace(self._now.view, **changes))
 
     def _voting_ids(self) -> list[bytes]:
-        return _voters_of(self.state)
+        return ids_of_voters(self.state.voters)
 
     # --- the beginning: all contents, what counts
 
@@ -252,7 +253,7 @@ class Session:
         locked = {volume.volume_id for volume in self.volumes if volume.path in self.locked}
         if set(known.positions) != set(usable) or not locked.issuperset(usable):
             return False
-        if not is_quorum(_voters_of(known.state), usable):
+        if not is_quorum(ids_of_voters(known.state.voters), usable):
             return False
         if self._may_assume and self._leads_where_it_was(known, usable):
             assert known.commit is not None
@@ -274,7 +275,7 @@ class Session:
             self._memory.forget()
         durable = {**view.durable, **dict.fromkeys(usable, view.index)}
         view = replace(view, positions=positions, durable=durable)
-        self._now = Record(view, tuple(usable), frozenset(usable).intersection(_voters_of(view.state)))
+        self._now = Record(view, tuple(usable), frozenset(usable).intersection(ids_of_voters(view.state.voters)))
         self._statuses = self._memory.known.statuses
         self._memory.keep(view)
         return True
@@ -493,7 +494,7 @@ class Session:
             # Such an entry is decided by the voters that it names. A learner that is written to is in step.
             learners = {voter.volume_id for voter in before.state.voters if voter.learner}
             promoted = learners.intersection(record.members)
-            voting = (voting | promoted).intersection(_voters_of(change.state))
+            voting = (voting | promoted).intersection(ids_of_voters(change.state.voters))
         self._now = replace(
             record,
             view=moved_on(before, change.state, entry),
@@ -691,7 +692,3 @@ def _recording(segment: int, commit: CommitRecord) -> Work[None]:
 
 def _place_in(order: Sequence[bytes], volume_id: bytes) -> int:
     return order.index(volume_id) if volume_id in order else len(order)
-
-
-def _voters_of(state: StoreState) -> list[bytes]:
-    return [voter.volume_id for voter in state.voters if not voter.learner]

@@ -39,7 +39,7 @@ from storage_core.foreign.plans import match_names
 from storage_core.foreign.slices import note_damage
 from storage_core.foreign.stan.store import StanStore
 from storage_core.frozen import replace
-from storage_core.metadata.commands import PrepareStreams, RecordEvents, RestoreStreams
+from storage_core.metadata.commands import PrepareStreams, RecordEvents, RestoreStreams, ids_of_voters
 from storage_core.metadata.manifest import decode_blocks
 from storage_core.metadata.state import StoreState, StreamState, encode_stream, kept_of
 from storage_core.metadata.store_changes import over_totals
@@ -467,7 +467,7 @@ def _size_of(record: PartRecord) -> int:
 
 def _replicas(state: StoreState, asked: int | None) -> int:
     """Return how many replicas imported streams get. Raises ValueError if there are not so many volumes."""
-    count = sum(not voter.learner for voter in state.voters)
+    count = len(ids_of_voters(state.voters))
     if asked is None:
         return count - (1 - count % 2)
     if asked > count:

@@ -27,6 +27,7 @@ from storage_core.metadata.commands import (
     RecordHolders,
     VolumeChange,
     Voter,
+    ids_of_voters,
 )
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.paths import is_in_object_store, real_place
@@ -68,7 +69,7 @@ class Membership:
         if self._is_under_way(state, ADD, paths=paths):
             self.resume()
             return
-        voters = _voting(state)
+        voters = ids_of_voters(state.voters)
         if len(paths) % 2:
             raise ValueError(
                 f"volumes: {len(paths)} of them would make {len(voters) + len(paths)}; a store has 1, 3 or 5, so add "
@@ -95,10 +96,11 @@ class Membership:
         if self._take_back(state, removed) or self._is_under_way(state, REMOVE, removed=removed):
             self.resume()
             return
-        left = len(_voting(state)) - len(removed)
+        count = len(ids_of_voters(state.voters))
+        left = count - len(removed)
         if len(removed) % 2 or not removed or left < 1:
             raise ValueError(
-                f"volumes: without {len(removed)} of {len(_voting(state))} the store would have {left}; it has 1, 3 or "
+                f"volumes: without {len(removed)} of {count} the store would have {left}; it has 1, 3 or "
                 "5: remove two at a time, or replace one"
             )
         for stream in state.streams.values():
@@ -130,7 +132,7 @@ class Membership:
         """
 
         def placed(state: StoreState, stream: StreamState) -> tuple[bytes, ...]:
-            voters = _voting(state)
+            voters = ids_of_voters(state.voters)
             if count % 2 == 0 or not 0 < count <= len(voters):
                 raise ValueError(
                     f"num_replicas: {count} replicas need as many volumes, an odd number; the store has {len(voters)}"
@@ -413,14 +415,10 @@ def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tu
     """Return the placement of a stream without the volumes that go: others take their places in the list."""
     spare = [
         volume_id
-        for volume_id in change.added or _voting(state)
+        for volume_id in change.added or ids_of_voters(state.voters)
         if volume_id not in (*stream.placement, *change.removed)
     ]
     return tuple(spare.pop(0) if volume_id in change.removed else volume_id for volume_id in stream.placement)
-
-
-def _voting(state: StoreState) -> list[bytes]:
-    return [voter.volume_id for voter in state.voters if not voter.learner]
 
 
 def _next(state: StoreState) -> Step | None:

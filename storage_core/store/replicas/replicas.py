@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from storage_core.errors import ProcessError
+from storage_core.metadata.commands import ids_of_voters
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
@@ -252,11 +253,11 @@ class Survey:
 
 def _decided(statuses: Mapping[bytes, VolumeStatus], state: StoreState) -> Mapping[bytes, VolumeStatus]:
     """Return the statuses; without a majority nobody can tell what was committed, and no volume counts as current."""
-    voting = [voter.volume_id for voter in state.voters if not voter.learner]
-    count = sum(statuses.get(volume_id, NOT_A_VOLUME).state in _CAN_VOTE for volume_id in voting)
-    if count >= majority(len(voting)):
+    voters = ids_of_voters(state.voters)
+    count = sum(statuses.get(volume_id, NOT_A_VOLUME).state in _CAN_VOTE for volume_id in voters)
+    if count >= majority(len(voters)):
         return statuses
-    reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"
+    reason = f"{count} of {len(voters)} volumes can vote, {majority(len(voters))} are needed to tell what was committed"
     return {
         volume_id: replace(status, state=VolumeState.BEHIND, reason=reason)
         if status.state == VolumeState.CURRENT

@@ -7,6 +7,7 @@ list. Worked out from metadata and from the volumes as they were found: nothing 
 from collections.abc import Iterable, Sequence
 
 from storage_core.errors import NoQuorumError
+from storage_core.metadata.commands import ids_of_voters
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import too_few
 from storage_core.raft.rules import majority
@@ -107,7 +108,7 @@ def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> 
     if the store has fewer volumes, NoQuorumError if fewer than a majority of those chosen are of use, ProcessError if
     that is for want of rights.
     """
-    voters = [voter.volume_id for voter in state.voters if not voter.learner]
+    voters = ids_of_voters(state.voters)
     if replica_count > len(voters):
         raise ValueError(f"num_replicas: {replica_count} replicas need as many volumes; the store has {len(voters)}")
     usable = {volume.volume_id for volume in volumes if is_recorded(state, volume)}

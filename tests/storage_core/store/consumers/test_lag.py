@@ -9,7 +9,7 @@ import pytest
 from harness.processes import SECOND_NS, Machine
 
 from storage_core.errors import NotFoundError
-from storage_core.store.consumers.filtered import wanted
+from storage_core.store.consumers.filtered import wanted_in
 from storage_core.store.consumers.lag import consumer_report, time_of
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
@@ -105,7 +105,7 @@ def test_what_a_consumer_wants_is_what_its_filter_takes(store: Store) -> None:
     stream.remove([5])
     for name, filters, sequences in (("a", [], [2, 3, 4]), ("b", ["*.paid"], [4]), ("c", ["*.none"], [])):
         consumer = stream.add_consumer({"name": name, "filter_subjects": filters})
-        found = wanted(store, stream.state(), consumer.state(), 2)
+        found = wanted_in(store, stream.state(), consumer.state(), 2, stream.state().next_sequence)
         assert [one for first, end in found.ranges() for one in range(first, end)] == sequences
 
 
