@@ -27,6 +27,12 @@ def gather(block: pa.Buffer, starts: np.ndarray, sizes: np.ndarray) -> pa.Binary
     return laid.take(buffers.of_numbers(np.arange(0, 2 * len(starts), 2, dtype=np.int64)))
 
 
+def elements(block: np.ndarray, dtype: str) -> np.ndarray:
+    """Return a view whose element i is read from byte i on, so that any unaligned place can be indexed."""
+    size = np.dtype(dtype).itemsize
+    return np.ndarray((max(len(block) - size + 1, 0),), dtype, block.data, 0, (1,))
+
+
 def runs_by_size(sizes: np.ndarray, size_max: int) -> list[tuple[int, int]]:
     """Cut `range(len(sizes))` into runs of at most `size_max` bytes, each of at least one element."""
     totals = np.cumsum(sizes)
@@ -44,3 +50,12 @@ def to_strings(raw: pa.BinaryArray) -> pa.StringArray:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
         return buffers.of_texts([each.decode("utf-8", "backslashreplace") for each in raw.to_pylist()])
+
+
+def to_batch(arrays: list[pa.Array], schema: pa.Schema, row_count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else rows_alone(row_count)
+
+
+def rows_alone(count: int) -> pa.RecordBatch:
+    """Return rows without columns: a count needs no more."""
+    return pa.RecordBatch.from_struct_array(pa.nulls(count, pa.struct([])).fill_null({}))

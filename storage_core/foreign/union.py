@@ -16,7 +16,7 @@ from storage_core import buffers
 from storage_core.comparison import State
 from storage_core.errors import DataLossError, StorageError
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.arrays import BATCH_SIZE
+from storage_core.foreign.arrays import BATCH_SIZE, rows_alone
 from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests, join
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, note_damage
@@ -370,7 +370,7 @@ def read_union(
             on_damage(damage)
     sources = _sources(part, examined)
     if not columns and not any(map(_is_filtered, sources)):  # a count: it is known by now
-        yield from (_rows(source.row_count) for source in sources)
+        yield from (rows_alone(source.row_count) for source in sources)
     elif len(sources) == 1:
         yield from _read(sources[0], columns, files, read_slice)
     elif sources:
@@ -420,11 +420,6 @@ def _read(
 
 def _is_filtered(source: ForeignSlice) -> bool:
     return source.time_first_ns is not None or source.time_end_ns is not None or bool(source.subject_filters)
-
-
-def _rows(count: int) -> pa.RecordBatch:
-    """Return rows without columns."""
-    return pa.RecordBatch.from_struct_array(pa.nulls(count, pa.struct([])).fill_null({}))
 
 
 def _merged(

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import buffers
-from storage_core.foreign.arrays import gather, to_strings
+from storage_core.foreign.arrays import gather, to_batch, to_strings
 from storage_core.foreign.nats.headers import parse_headers
 from storage_core.foreign.nats.record import HASH_SIZE, HEAD_SIZE, Records
 from storage_core.schema import TIMESTAMP_TYPE, read_schema
@@ -22,9 +22,7 @@ def build_batch(
     schema = read_schema(tuple(columns))
     known = {} if subjects is None else {"subject": subjects}
     arrays = [known[name] if name in known else _column(name, stream, block, records) for name in schema.names]
-    if not arrays:  # a count needs rows without columns
-        return pa.RecordBatch.from_struct_array(pa.nulls(len(records), pa.struct([])).fill_null({}))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return to_batch(arrays, schema, len(records))
 
 
 def subjects_of(block: pa.Buffer, records: Records) -> pa.StringArray:

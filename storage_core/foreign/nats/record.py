@@ -30,7 +30,7 @@ from struct import Struct
 import numpy as np
 import pyarrow as pa
 
-from storage_core.foreign.arrays import gather, runs_by_size
+from storage_core.foreign.arrays import elements, gather, runs_by_size
 from storage_core.foreign.digests import DIGEST_KEY, mixed
 from storage_core.foreign.nats.highwayhash import MESSAGE_SIZE_MIN, Key, highwayhash64, key_from_bytes
 
@@ -177,7 +177,7 @@ def _likely_records(view: np.ndarray, first: int, end: int) -> tuple[np.ndarray,
             return none, none
     starts = np.concatenate(parts)
     starts = starts[view[NUMBER_END - 1 :].take(starts) == 0]
-    sizes = (_elements(view, "<u4")[starts] & np.uint32(SIZE_MASK)).astype(np.int64)
+    sizes = (elements(view, "<u4")[starts] & np.uint32(SIZE_MASK)).astype(np.int64)
     ends = starts + sizes
     good = (sizes >= SIZE_MIN) & ((times.take(ends, mode="clip") == times[first]) | (ends == end))
     return starts[good], ends[good]
@@ -188,7 +188,7 @@ def read_heads(block: np.ndarray, starts: np.ndarray, end: int) -> tuple[Records
 
     Each start must be at most `end - SIZE_MIN`. Sizes of impossible records are not to be used.
     """
-    heads = _elements(block, f"V{HEAD_SIZE}")[starts].view(HEAD)
+    heads = elements(block, f"V{HEAD_SIZE}")[starts].view(HEAD)
     sizes = (heads["size"] & np.uint32(SIZE_MASK)).astype(np.int64)
     subject_sizes = heads["subject_size"].astype(np.int64)
     with_headers = (heads["size"] & np.uint32(HEADERS_BIT)) != 0
@@ -196,7 +196,7 @@ def read_heads(block: np.ndarray, starts: np.ndarray, end: int) -> tuple[Records
     good = (sizes >= fixed) & (sizes <= SIZE_MAX) & (starts + sizes <= end)
     header_sizes = np.full(len(starts), -1, np.int64)
     asked = np.flatnonzero(good & with_headers)
-    header_sizes[asked] = _elements(block, "<u4")[(starts + HEAD_SIZE + subject_sizes)[asked]]
+    header_sizes[asked] = elements(block, "<u4")[(starts + HEAD_SIZE + subject_sizes)[asked]]
     good &= fixed + np.maximum(header_sizes, 0) <= sizes
     return Records(starts, sizes, heads["number"].copy(), heads["time"].copy(), subject_sizes, header_sizes), good
 
@@ -223,7 +223,7 @@ def verify_scattered(block: pa.Buffer, records: Records, key: Key) -> np.ndarray
     hashed = np.frombuffer(b"".join(parts), np.uint8)
     hashes = highwayhash64(hashed, np.cumsum(messages) - messages, messages, key)
     whole = np.frombuffer(block, np.uint8)
-    hashed_true = hashes == _elements(whole, "<u8")[records.ends - HASH_SIZE]
+    hashed_true = hashes == elements(whole, "<u8")[records.ends - HASH_SIZE]
     return np.asarray(hashed_true & headers_end_well(whole, records))
 
 
@@ -233,9 +233,9 @@ def headers_end_well(view: np.ndarray, records: Records) -> np.ndarray:
     bodies = records.header_starts
     room = records.ends - HASH_SIZE - bodies
     asked = np.flatnonzero((records.header_sizes >= 0) & (room >= len(HEADERS_BEGIN)))
-    asked = asked[_elements(view, "<u8")[bodies[asked]] == np.frombuffer(HEADERS_BEGIN, "<u8")[0]]
+    asked = asked[elements(view, "<u8")[bodies[asked]] == np.frombuffer(HEADERS_BEGIN, "<u8")[0]]
     sizes = records.header_sizes[asked]
-    tails = _elements(view, "<u4")[bodies[asked] + np.maximum(sizes - len(HEADERS_END), 0)]
+    tails = elements(view, "<u4")[bodies[asked] + np.maximum(sizes - len(HEADERS_END), 0)]
     long_enough = sizes >= len(HEADERS_BEGIN) + len(HEADERS_END)
     good[asked] = long_enough & (tails == np.frombuffer(HEADERS_END, "<u4")[0])
     return good
@@ -258,7 +258,7 @@ def content_digests(block: pa.Buffer, records: Records) -> np.ndarray:
 def _verify_run(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
     view = np.frombuffer(block, np.uint8)
     hashes = _hashes(block, records, key)
-    return np.asarray((hashes == _elements(view, "<u8")[records.ends - HASH_SIZE]) & headers_end_well(view, records))
+    return np.asarray((hashes == elements(view, "<u8")[records.ends - HASH_SIZE]) & headers_end_well(view, records))
 
 
 def _hashes(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
@@ -288,9 +288,3 @@ def _hashes_of_pieces(block: pa.Buffer, records: Records, key: Key) -> np.ndarra
     messages = sizes.sum(axis=1)
     places = np.cumsum(messages) - messages
     return highwayhash64(np.frombuffer(hashed.buffers()[2], np.uint8), places, messages, key)
-
-
-def _elements(block: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a view whose element i is read from byte i on, so that any unaligned place can be indexed."""
-    size = np.dtype(dtype).itemsize
-    return np.ndarray((max(len(block) - size + 1, 0),), dtype, block.data, 0, (1,))

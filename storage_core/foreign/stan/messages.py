@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import buffers
-from storage_core.foreign.arrays import gather, to_strings
+from storage_core.foreign.arrays import elements, gather, to_batch, to_strings
 from storage_core.foreign.digests import DIGEST_KEY, mixed
 from storage_core.foreign.nats.highwayhash import highwayhash64
-from storage_core.foreign.stan.protobuf import elements
 from storage_core.foreign.stan.record import SEQUENCE_MAX, SUBJECT, Records
 from storage_core.schema import HEADERS_TYPE, TIMESTAMP_TYPE, read_schema
 
@@ -131,9 +130,7 @@ def build_batch(
     """Return the messages as a RecordBatch in schema.read_schema(columns). Only asked columns are gathered."""
     schema = read_schema(tuple(columns))
     arrays = [_column(name, stream, buffer, records, sequences) for name in schema.names]
-    if not arrays:  # a count needs rows without columns
-        return pa.RecordBatch.from_struct_array(pa.nulls(len(records), pa.struct([])).fill_null({}))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return to_batch(arrays, schema, len(records))
 
 
 def encrypted_at(buffer: pa.Buffer, records: Records) -> int | None:

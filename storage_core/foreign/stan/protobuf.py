@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from storage_core.foreign.arrays import elements
+
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; 3 and 4 (groups) are in no message of STAN
 PADDING = 16  # bytes that must follow the last message in an array, so that a word can be read at every place
 FIELD_COUNT_MAX = 64  # fields of one message; STAN's have at most 11
@@ -72,12 +74,6 @@ def read_uvarints(view: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndar
     after = at + sizes
     after[long] = np.where(more, np.where(tenth > 1, _BAD, places + 10), places + 9)
     return value, after
-
-
-def elements(view: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a view whose element i is read from byte i on, so that any unaligned place can be indexed."""
-    size = np.dtype(dtype).itemsize
-    return np.ndarray((max(len(view) - size + 1, 0),), dtype, view.data, 0, (1,))
 
 
 def decode_one(payload: bytes) -> tuple[dict[int, int | bytes], bool]:

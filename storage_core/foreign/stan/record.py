@@ -20,7 +20,8 @@ from struct import Struct
 import numpy as np
 
 from storage_core.checksum import crc32c
-from storage_core.foreign.stan.protobuf import BYTES, VARINT, Field, decode_fields, elements
+from storage_core.foreign.arrays import elements
+from storage_core.foreign.stan.protobuf import BYTES, VARINT, Field, decode_fields
 
 FILE_HEADER_SIZE = 4
 VERSION = 1

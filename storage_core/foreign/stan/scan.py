@@ -22,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.files import OS_FILES, File, Files, OsFile
+from storage_core.foreign.arrays import elements
 from storage_core.foreign.budget import PLACE_COUNT_MAX, SearchBudget
-from storage_core.foreign.stan.protobuf import PADDING, elements, read_uvarints
+from storage_core.foreign.stan.protobuf import PADDING, read_uvarints
 from storage_core.foreign.stan.record import (
     FILE_HEADER_SIZE,
     HEADER,

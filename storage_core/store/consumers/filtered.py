@@ -72,10 +72,10 @@ def wanted_by_block(store: OpenStore, stream: StreamState, consumer: ConsumerSta
     start, end = max(consumer.next_sequence, stream.low_watermark), stream.next_sequence
     request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=filters)
     for block in contents.slices(store, stream, request):
-        yield _wanted_in(store, block, filters)
+        yield _count_in(store, block, filters)
 
 
-def _wanted_in(store: OpenStore, block: BlockSlice, filters: tuple[str, ...]) -> tuple[int, int]:
+def _count_in(store: OpenStore, block: BlockSlice, filters: tuple[str, ...]) -> tuple[int, int]:
     """Return how many messages of a slice the filters take, and the first of them, 0 if there is none.
 
     A block never changes, so the answer is remembered.

@@ -26,7 +26,7 @@ import numpy as np
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import Event, RecordEvents
-from storage_core.metadata.manifest import ids
+from storage_core.metadata.manifest import id_numbers, ids
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import parse_duration_ns
 from storage_core.store.ensemble.ensemble import Metadata
@@ -151,22 +151,18 @@ def must_wait(state: StoreState, deletes: np.ndarray, archived: Collection[bytes
     Asked at every maintenance, of as many as a command that fails has left: no Python a block.
     """
     rows = _to_archive(state)
-    return np.isin(_keys(deletes["block_id"]), np.setdiff1d(_keys(rows["block_id"]), _keys(ids(tuple(archived)))))
+    waiting = np.setdiff1d(id_numbers(rows["block_id"]), id_numbers(ids(tuple(archived))))
+    return np.isin(id_numbers(deletes["block_id"]), waiting)
 
 
 def _to_archive(state: StoreState) -> np.ndarray:
     """Return the blocks, ARCHIVE_DTYPE, of streams that are there and still have a command."""
     rows = state.archives.rows
-    keys = _keys(rows["stream"])
+    keys = id_numbers(rows["stream"])
     _, at = np.unique(keys, return_index=True)
     streams = [state.by_incarnation(bytes(incarnation)) for incarnation in rows["stream"][at]]
     has_command = [stream is not None and bool(stream.config.archive_command) for stream in streams]
     return rows if all(has_command) else rows[np.isin(keys, keys[at[has_command]])]
-
-
-def _keys(block_ids: np.ndarray) -> np.ndarray:
-    """Return a column of ids, which are random, as numbers: numpy compares whole ids one by one."""
-    return block_ids.copy().view("<u8")[::2]
 
 
 def _due(state: StoreState, now_ns: int, archived: Collection[bytes]) -> Iterator[tuple[StreamState, list[_Block]]]:
@@ -178,7 +174,7 @@ def _due(state: StoreState, now_ns: int, archived: Collection[bytes]) -> Iterato
     deletes, retention_ns = state.deletes, state.settings.deleted_block_retention
     # One that is exactly so old is due.
     deletes = deletes[~state.within(deletes["dropped_ns"] - 1, retention_ns, now_ns)]
-    rows = rows[np.isin(_keys(rows["block_id"]), _keys(deletes["block_id"]))]
+    rows = rows[np.isin(id_numbers(rows["block_id"]), id_numbers(deletes["block_id"]))]
     for incarnation in dict.fromkeys(map(bytes, rows["stream"])):
         stream = state.by_incarnation(incarnation)
         assert stream is not None

@@ -15,6 +15,7 @@ import numpy as np
 
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
+from storage_core.metadata.manifest import id_numbers
 from storage_core.metadata.state import Streams
 from storage_core.store.ensemble.known import Leadership
 from storage_core.store.ensemble.session import Session
@@ -246,8 +247,8 @@ def _of_pending_deletes(journal: PlacementJournal, deletes: np.ndarray) -> Itera
     if not records:
         return
     rows = np.concatenate([entry.rows for entry in records])
-    keys, at = np.unique(_keys(rows["block_id"]), return_index=True)
-    at = np.sort(at[np.isin(keys, _keys(deletes["block_id"]))])
+    keys, at = np.unique(id_numbers(rows["block_id"]), return_index=True)
+    at = np.sort(at[np.isin(keys, id_numbers(deletes["block_id"]))])
     if not len(at):
         return
     record_of, starts = np.unique(np.repeat(np.arange(len(records)), [len(entry.rows) for entry in records])[at], True)
@@ -258,11 +259,6 @@ def _of_pending_deletes(journal: PlacementJournal, deletes: np.ndarray) -> Itera
     for (incarnation, stream), parts in by_stream.items():
         index = max(index for index, _ in parts)
         yield Placement(index, incarnation, stream, rows[np.concatenate([part for _, part in parts])])
-
-
-def _keys(block_ids: np.ndarray) -> np.ndarray:
-    """Return a column of ids, which are random, as numbers: numpy compares whole ids one by one."""
-    return block_ids.copy().view("<u8")[::2]
 
 
 def _new_rows(rows: np.ndarray, before: np.ndarray) -> np.ndarray:
