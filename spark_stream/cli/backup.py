@@ -12,6 +12,7 @@ from spark_stream.cli.options import (
     TakeOverOption,
     ask_consent,
     open_store,
+    refuse_twice,
     require_consent_possible,
     resolve_store,
 )
@@ -101,9 +102,7 @@ def _check_words(
         raise WrongUsage("--as, --store and --take-over are for --stream; a whole store is restored onto VOLUMEs")
     if as_names and len(as_names) != len(streams):
         raise WrongUsage(f"--as: {counted(len(as_names), 'name')} for {counted(len(streams), 'stream')}")
-    twice = next((name for name in streams if streams.count(name) > 1), None)
-    if twice is not None:
-        raise WrongUsage(f"--stream: {twice} is given twice")
+    refuse_twice(streams)
 
 
 def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from spark_stream.cli.options import (
     ForceOption,
     GroupStoreOption,
     JsonOption,
+    NamesOption,
     StoreOption,
     StreamArgument,
     TakeOverOption,
@@ -64,7 +65,7 @@ def add(
 @app.command("ls")
 def list_consumers(
     stream: StreamArgument,
-    names: Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")] = False,
+    names: NamesOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:

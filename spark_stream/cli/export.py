@@ -14,7 +14,16 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
-from spark_stream.cli.options import JsonOption, SkipDamageOption, StoreOption, StreamArgument, open_store
+from spark_stream.cli.options import (
+    FirstOption,
+    JsonOption,
+    SinceOption,
+    SkipDamageOption,
+    StoreOption,
+    StreamArgument,
+    SubjectFilterOption,
+    open_store,
+)
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.verify import progress_bar
@@ -42,17 +51,13 @@ def export(
         str | None,
         typer.Option("--format", metavar="parquet|jsonl", help="Else as the file's name ends: .parquet, .jsonl."),
     ] = None,
-    first: Annotated[int | None, typer.Option("--id", metavar="N", min=1, help="Begin with this sequence.")] = None,
+    first: FirstOption = None,
     end: Annotated[int | None, typer.Option("--end", metavar="N", min=1, help="End before this sequence.")] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Begin here: 90s or 2h ago, or a time in ISO 8601.")
-    ] = None,
+    since: SinceOption = None,
     until: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="End before the first message of this time.")
     ] = None,
-    subject: Annotated[
-        str | None, typer.Option("--subject", metavar="FILTER", help="Only messages whose subject this filter takes.")
-    ] = None,
+    subject: SubjectFilterOption = None,
     skip_damage: SkipDamageOption = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Write over a file that is there.")] = False,
     store: StoreOption = "",

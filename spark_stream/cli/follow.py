@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
-from spark_stream.cli.options import JsonOption, RawOption, SkipDamageOption, StoreOption, open_store
+from spark_stream.cli.options import JsonOption, RawOption, SinceOption, SkipDamageOption, StoreOption, open_store
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.look.messages import Style, print_batch
@@ -141,9 +141,7 @@ def subscribe(
     start_sequence: Annotated[
         int | None, typer.Option("--start-sequence", metavar="N", min=1, help="Begin with this sequence.")
     ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Begin here: 90s or 2h ago, or a time in ISO 8601.")
-    ] = None,
+    since: SinceOption = None,
     count: Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="Stop after N messages.")] = None,
     raw: RawOption = False,
     skip_damage: SkipDamageOption = False,

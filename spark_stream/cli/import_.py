@@ -19,6 +19,7 @@ from spark_stream.cli.options import (
     TakeOverOption,
     open_store,
     read_key,
+    refuse_twice,
     remember_store,
 )
 from spark_stream.cli.verify import progress_bar
@@ -168,9 +169,7 @@ def _names(streams: list[str] | None, as_names: list[str] | None) -> dict[str, s
     streams, as_names = streams or [], as_names or []
     if as_names and len(as_names) != len(streams):
         raise WrongUsage(f"--as: {counted(len(as_names), 'name')} for {counted(len(streams), 'stream')} (--stream)")
-    twice = next((name for name in streams if streams.count(name) > 1), None)
-    if twice is not None:
-        raise WrongUsage(f"--stream: {twice} is given twice")
+    refuse_twice(streams)
     return {name: as_names[at] if as_names else None for at, name in enumerate(streams)}
 
 

@@ -12,12 +12,15 @@ import typer
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import (
     AsksNothingOption,
+    FirstOption,
     ForceOption,
     JsonOption,
     RawOption,
+    SinceOption,
     SkipDamageOption,
     StoreOption,
     StreamArgument,
+    SubjectFilterOption,
     TakeOverOption,
     ask_consent,
     open_store,
@@ -38,10 +41,6 @@ if TYPE_CHECKING:
 SEQUENCE_MAX = 2**63 - 2  # int64, and one above it must be one too
 ABSENT_SHOWN_MAX = 10  # sequences that were not there and are named
 PAGE_SIZE = 10  # messages of a page on a terminal, as `nats stream view` has it
-
-SubjectFilterOption = Annotated[
-    str | None, typer.Option("--subject", metavar="FILTER", help="Only messages whose subject this filter takes.")
-]
 
 
 @app.command("get")
@@ -73,10 +72,8 @@ def view(
     size: Annotated[
         int | None, typer.Argument(metavar="SIZE", min=1, help="Messages of a page; not on a terminal: in all.")
     ] = None,
-    first: Annotated[int | None, typer.Option("--id", metavar="N", min=1, help="Begin with this sequence.")] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Begin here: 90s or 2h ago, or a time in ISO 8601.")
-    ] = None,
+    first: FirstOption = None,
+    since: SinceOption = None,
     subject: SubjectFilterOption = None,
     following: Annotated[bool, typer.Option("--follow", help="Then wait for new messages, until interrupted.")] = False,
     raw: RawOption = False,

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,6 +96,14 @@ EncryptionKeyOption = Annotated[
         help=f"File with the key of the server's configuration. Or ${KEY_VARIABLE}.",
     ),
 ]
+NamesOption = Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")]
+FirstOption = Annotated[int | None, typer.Option("--id", metavar="N", min=1, help="Begin with this sequence.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="Begin here: 90s or 2h ago, or a time in ISO 8601.")
+]
+SubjectFilterOption = Annotated[
+    str | None, typer.Option("--subject", metavar="FILTER", help="Only messages whose subject this filter takes.")
+]
 SkipDamageOption = Annotated[
     bool, typer.Option("--skip-damage", help="Skip lost and damaged messages, and report them on stderr.")
 ]
@@ -167,6 +175,12 @@ def read_key(path: Path | None) -> str | None:
     if not key or len(content) > KEY_SIZE_MAX:
         raise WrongUsage(f"--encryption-key {path}: {len(content)} bytes are no key; it is one line of text")
     return key
+
+
+def refuse_twice(streams: Sequence[str]) -> None:
+    twice = next((name for name in streams if streams.count(name) > 1), None)
+    if twice is not None:
+        raise WrongUsage(f"--stream: {twice} is given twice")
 
 
 def is_attended() -> bool:

@@ -14,6 +14,7 @@ from spark_stream.cli.options import (
     ForceOption,
     GroupStoreOption,
     JsonOption,
+    NamesOption,
     StoreOption,
     StreamArgument,
     TakeOverOption,
@@ -106,7 +107,7 @@ def list_streams(
     subject: Annotated[
         str | None, typer.Option("--subject", metavar="FILTER", help="Only streams that may hold such subjects.")
     ] = None,
-    names: Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")] = False,
+    names: NamesOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -146,7 +147,7 @@ def find(
         int | None, typer.Option("--replicas", metavar="N", help="Streams with so many copies or fewer.")
     ] = None,
     invert: Annotated[bool, typer.Option("--invert", "-i", help="The streams that do not meet them.")] = False,
-    names: Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")] = False,
+    names: NamesOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:

@@ -75,7 +75,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         "lost_ranges": [list(lost_range) for lost_range in stream.lost.ranges_head(RANGE_COUNT_MAX)],
         "states": sorted(
             {state for own in states for state in own},
-            key=lambda state: _BAD_FIRST.index(state) if state in _BAD_FIRST else -1,
+            key=_goodness,
         ),
         "command": f"jstream drift --stream {quote(name)} --store {site.command_store}",
     }
@@ -107,9 +107,13 @@ def _bounds(count: int) -> list[tuple[int, int]]:
     return list(zip(edges[:-1], edges[1:], strict=True))
 
 
+def _goodness(state: str) -> int:
+    return _BAD_FIRST.index(state) if state in _BAD_FIRST else -1
+
+
 def _tile(rows: np.ndarray, states: list[str], begin: int, stop: int) -> dict[str, Any]:
     counts = Counter(states[begin:stop])
-    worst = min(counts, key=lambda state: _BAD_FIRST.index(state) if state in _BAD_FIRST else -1)
+    worst = min(counts, key=_goodness)
     return {
         "state": worst,
         "is_mixed": len(counts) > 1,

@@ -11,9 +11,9 @@ from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.errors import ConsumerNotFoundError
 from storage_core.metadata.state import StreamState
-from storage_core.quantities import rfc3339
+from storage_core.quantities import parse_time_ns, rfc3339
 from storage_core.store.consumers.ownership import owner_of
-from storage_core.store.describe import EVENT_KINDS, events
+from storage_core.store.describe import EVENT_KINDS, event_json, events
 
 STREAM_PAGE_COUNT = 100
 CONSUMER_PAGE_COUNT = 200
@@ -47,7 +47,7 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "worst_lag": None if worst is None else _short(worst),
         "arrivals": arrivals(streams, scan.time_ns, query.choice("span", SPANS)),
         "volumes": [_volume(scan, volume) for volume in scan.cluster["volumes"]],
-        "events": _events_of(state.events, NEWEST_EVENT_COUNT, scan),
+        "events": [_shown_event(event_json(event), scan) for event in reversed(state.events[-NEWEST_EVENT_COUNT:])],
         "command": f"jstream cluster info --store {site.command_store}",
     }
 
@@ -75,12 +75,19 @@ def streams_page(site: Site, query: Query) -> dict[str, Any]:
         )
     return {
         "streams": listed,
-        "count": len(chosen),
-        "start": start,
-        "next": start + STREAM_PAGE_COUNT if start + STREAM_PAGE_COUNT < len(chosen) else None,
-        "previous": max(0, start - STREAM_PAGE_COUNT) if start else None,
+        **_place_in(len(chosen), start, STREAM_PAGE_COUNT),
         "search": query.text("search"),
         "command": f"jstream stream report --store {site.command_store}",
+    }
+
+
+def _place_in(count: int, start: int, page_count: int) -> dict[str, Any]:
+    """Return where a page stands in a list, and where its neighbours begin."""
+    return {
+        "count": count,
+        "start": start,
+        "next": start + page_count if start + page_count < count else None,
+        "previous": max(0, start - page_count) if start else None,
     }
 
 
@@ -153,10 +160,7 @@ def consumers_page(site: Site, query: Query) -> dict[str, Any]:
     rows = sorted(rows, key=lambda consumer: (consumer["problem"] is None, -consumer["lag"]["messages"]))
     return {
         "consumers": [_with_bounds(_short(row), scan) for row in rows[start : start + CONSUMER_PAGE_COUNT]],
-        "count": len(rows),
-        "start": start,
-        "next": start + CONSUMER_PAGE_COUNT if start + CONSUMER_PAGE_COUNT < len(rows) else None,
-        "previous": max(0, start - CONSUMER_PAGE_COUNT) if start else None,
+        **_place_in(len(rows), start, CONSUMER_PAGE_COUNT),
         "search": query.text("search"),
         "command": f"jstream consumer report --store {site.command_store}",
     }
@@ -226,12 +230,6 @@ def volumes_page(site: Site, query: Query) -> dict[str, Any]:
 # --- events
 
 
-def _events_of(listed: Any, count: int, scan: Scan) -> list[dict[str, Any]]:
-    from storage_core.store.describe import event_json
-
-    return [_shown_event(event_json(event), scan) for event in reversed(listed[-count:])]
-
-
 def _shown_event(event: dict[str, Any], scan: Scan) -> dict[str, Any]:
     volume = event["volume"]
     return {**event, "volume_label": scan.labels.get(volume, volume[:8]) if volume else None}
@@ -259,8 +257,6 @@ def events_page(site: Site, query: Query) -> dict[str, Any]:
 
 def _incidents(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return events of one volume, stream or consumer that follow each other closely as one incident, newest first."""
-    from storage_core.quantities import parse_time_ns
-
     open_incidents: dict[tuple[Any, ...], dict[str, Any]] = {}
     made = []
     for event in listed:
