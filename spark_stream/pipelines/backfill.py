@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from datasource.store_opening import open_store
 from spark_stream.pipelines.beginnings import Beginnings
-from spark_stream.pipelines.config import CONSOLE, DELTA, PARQUET, UPSERT, Pipeline
+from spark_stream.pipelines.config import DELTA, PARQUET, Pipeline
 from spark_stream.pipelines.errors import BackfillRefusedError, RunFailedError
 from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, in_words
 from spark_stream.pipelines.identity import Identity
@@ -116,10 +116,9 @@ class Backfill:
                 f"the transformation has {self._prepared.depends}, so its rows depend on which messages are in a batch "
                 "together, or on chance: the range in one batch would give other rows than the pipeline's batches do"
             )
-        appends = self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE
-        if appends or self._pipeline.dead_letters is not None:
+        if self._pipeline.sink.appends or self._pipeline.dead_letters is not None:
             self._check_begun()
-        if appends:
+        if self._pipeline.sink.appends:
             self._check_append()
 
     def _check_begun(self) -> None:

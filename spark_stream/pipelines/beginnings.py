@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_stream.pipelines.config import CONSOLE, UPSERT, Pipeline
+from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.errors import CheckpointError
 from spark_stream.pipelines.state import STATE, PipelineState, names_in, read_whole
 
@@ -42,8 +42,7 @@ class Beginnings:
                 "out. Put the newer copy back; or move this one away and begin anew with --new-checkpoint",
                 checkpoint=str(self._state.checkpoint),
             )
-        appends = self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE
-        harmless = not appends and self._pipeline.dead_letters is None
+        harmless = not self._pipeline.sink.appends and self._pipeline.dead_letters is None
         if before is None or before == now or new_checkpoint or harmless:
             return
         raise CheckpointError(

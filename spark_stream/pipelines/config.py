@@ -108,6 +108,11 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
         return _listed(self.key)
 
     @property
+    def appends(self) -> bool:
+        """Whether rows that are written again stand there twice."""
+        return self.mode != UPSERT and self.kind != CONSOLE
+
+    @property
     def evolves(self) -> bool:
         """Whether the table gets the columns that rows have and it has not."""
         return any(key.lower() == "mergeschema" and value == "true" for key, value in self.options.items())

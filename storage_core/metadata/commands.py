@@ -55,6 +55,11 @@ class Event(msgspec.Struct, frozen=True):
     time_ns: int = 0  # 0: that of the entry that brings it
 
 
+def timed(events: Iterable[Event], time_ns: int) -> tuple[Event, ...]:
+    """Return the events of an entry with their times; `time_ns`: that of the entry."""
+    return tuple(msgspec.structs.replace(event, time_ns=event.time_ns or time_ns) for event in events)
+
+
 class Init(msgspec.Struct, frozen=True, tag="init"):
     """The first entry of a store."""
 

@@ -3,7 +3,6 @@
 Part of the state machine (machine.py), and pure like it: times and deadlines come with the commands.
 """
 
-import msgspec
 import numpy as np
 
 from storage_core.errors import (
@@ -25,6 +24,7 @@ from storage_core.metadata.commands import (
     MoveConsumer,
     PauseConsumer,
     TakeConsumer,
+    timed,
 )
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
 from storage_core.metadata.pending import PENDING_DTYPE, PendingMessages, pending_rows, pending_set
@@ -67,28 +67,21 @@ def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> App
     consumer = _named(stream, command.name)
     if isinstance(command, DeleteConsumer):
         return replace(stream, consumers=stream.consumers.without(command.name.casefold())), (), 0
-    events: tuple[Event, ...] = ()
     count = 0
     if isinstance(command, PauseConsumer):
         consumer = replace(consumer.by_clock(time_ns), paused_until_ns=max(0, command.until_ns))
     elif isinstance(command, Deliver):
         consumer, count = _deliver(stream, consumer.by_clock(time_ns), command)
-        events = command.events
     elif isinstance(command, Acknowledge):
         consumer, count = _acknowledge(stream, consumer.by_clock(time_ns), command)
-        events = command.events
     elif isinstance(command, MoveConsumer):
         consumer = _move(stream, consumer, command)
-        events = command.events
     elif isinstance(command, TakeConsumer):
         consumer = _take(stream, consumer, command)
-        events = command.events
-    else:
-        events = command.events
-    timed = tuple(msgspec.structs.replace(event, time_ns=event.time_ns or time_ns) for event in events)
-    if timed:
-        consumer = replace(consumer, events=(*consumer.events, *timed)[-CONSUMER_EVENTS_KEPT:])
-    return stream.with_consumer(consumer), timed, count
+    events = () if isinstance(command, PauseConsumer) else timed(command.events, time_ns)
+    if events:
+        consumer = replace(consumer, events=(*consumer.events, *events)[-CONSUMER_EVENTS_KEPT:])
+    return stream.with_consumer(consumer), events, count
 
 
 def _named(stream: StreamState, name: str) -> ConsumerState:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
 from storage_core import errors
@@ -17,6 +16,7 @@ from storage_core.metadata.commands import (
     RecordEvents,
     TakeOver,
     ids_of_voters,
+    timed,
 )
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.results import Done, Place, Result, refuse, refuse_with
@@ -114,8 +114,7 @@ def record_events(state: StoreState, place: Place, time_ns: int, command: Record
 
 
 def with_events(state: StoreState, events: tuple[Event, ...], time_ns: int) -> StoreState:
-    timed = tuple(msgspec.structs.replace(event, time_ns=event.time_ns or time_ns) for event in events)
-    return replace(state, events=(*state.events, *timed)[-EVENT_COUNT_MAX:]) if timed else state
+    return replace(state, events=(*state.events, *timed(events, time_ns))[-EVENT_COUNT_MAX:]) if events else state
 
 
 def forget_transactions(
