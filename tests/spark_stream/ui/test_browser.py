@@ -115,7 +115,7 @@ def test_every_page_is_whole_and_usable(
             window.page.goto(window.address + "/")
             assert f"volume disk-2 is {'missing' if state == 'broken' else 'foreign'}" in window.page.content()
         window.look("/streams/ORDERS/messages")
-        width_of_data = "document.querySelector('td.preview').getBoundingClientRect().width"  # rows are renewed meanwhile
+        width_of_data = "document.querySelector('td.preview').getBoundingClientRect().width"  # rows are renewed
         assert window.page.evaluate(width_of_data) > 200  # the data is seen on a phone, too
         window.close()
 
