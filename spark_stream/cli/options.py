@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("storage_core.command_line")  # whose warnings a command prints
 REMEDY = "`jstream repair` brings copies and volumes back from good ones"
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
 KEY_SIZE_MAX = 64 << 10  # bytes
 _STORE_HELP = f"Volumes of the store, comma-separated; any live one will do. Or @CONTEXT. Default: ${STORE_VARIABLE}."
@@ -51,7 +52,8 @@ def resolve_store(context: typer.Context, store: str | None) -> str:
 def complete_stream(context: typer.Context, incomplete: str) -> list[str]:
     """Return the streams whose names begin so, for the shell; none where the store cannot be read."""
     try:
-        from storage_core import Store
+        with blas_on_one_thread():
+            from storage_core import Store
 
         logging.getLogger("storage_core").addHandler(logging.NullHandler())  # warnings would stand in the line
         with Store.open(named_store(context, _typed_store(context)), read_only=True) as store:
@@ -110,14 +112,30 @@ SkipDamageOption = Annotated[
 
 
 @contextmanager
+def blas_on_one_thread() -> Iterator[None]:
+    """Import numpy in here: its OpenBLAS starts a thread per core as it is loaded, a tenth of the work of `stream ls`.
+
+    Nothing here multiplies matrices. The variable is taken back, for what Spark starts has a use for those threads.
+    """
+    if BLAS_THREADS in os.environ:
+        yield
+        return
+    os.environ[BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[BLAS_THREADS]
+
+
+@contextmanager
 def open_store(volumes: str, take_over: bool = False, warns: bool = True) -> Iterator["Store"]:
     """Open the store at comma-separated paths for one command. Reading takes no lock but to recover from a power loss.
 
     `warns`: say on stderr which volumes are lost or damaged; not for commands that say more about them.
     """
-    from storage_core import Store
-    from storage_core.errors import NotAStoreError
-
+    with blas_on_one_thread():
+        from storage_core import Store
+        from storage_core.errors import NotAStoreError
     try:
         store = Store.open(volumes, take_over=take_over, storage_options=storage_options())
     except NotAStoreError as error:

@@ -1,7 +1,7 @@
 """What a store and its streams look like to people and scripts: JSON with the keys of the NATS JetStream API."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.raft.rules import majority
 from storage_core.store.opened import OpenStore
-from storage_core.store.replicas.replicas import Replica, Survey, worst
 from storage_core.store.volume.volumes import Volume
 from storage_core.suggestions import instead
+
+if TYPE_CHECKING:
+    from storage_core.store.replicas.replicas import Replica, Survey
 
 ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
 EVENT_KINDS = (
@@ -53,7 +55,7 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
     }
 
 
-def cluster_info(survey: Survey) -> dict[str, Any]:
+def cluster_info(survey: "Survey") -> dict[str, Any]:
     """Return the shape of `cluster info --json`: each volume with its metadata and all copies on it taken together."""
     view = survey.view
     copies: dict[bytes, list[tuple[str, Replica]]] = {}
@@ -76,7 +78,9 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
     }
 
 
-def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]]) -> dict[str, Any]:
+def _volume(survey: "Survey", volume: Volume, copies: "Sequence[tuple[str, Replica]]") -> dict[str, Any]:
+    from storage_core.store.replicas.replicas import worst
+
     status, voter = survey.status(volume.volume_id), survey.view.state.voter(volume.volume_id)
     state = worst([status.state, *(replica.state for _, replica in copies)])
     reason = status.reason or "; ".join(
@@ -138,7 +142,7 @@ def _change(state: StoreState) -> dict[str, Any] | None:
 # --- streams
 
 
-def stream_info(store: OpenStore, stream: StreamState, survey: Survey | None = None) -> dict[str, Any]:
+def stream_info(store: OpenStore, stream: StreamState, survey: "Survey | None" = None) -> dict[str, Any]:
     """Return the shape of `stream info --json`. Reads the first and last message if metadata has not their times."""
     times = (_time_of(store, stream, stream.first_sequence), _time_of(store, stream, _last_shown(stream)))
     return {**stream_summary(stream, times), "cluster": stream_cluster(survey or store.survey(), stream)}
@@ -213,7 +217,7 @@ def _time_of(store: OpenStore, stream: StreamState, sequence: int) -> str:
     return rfc3339(message.timestamp_ns) if message is not None else ZERO_TIME
 
 
-def stream_cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
+def stream_cluster(survey: "Survey", stream: StreamState) -> dict[str, Any]:
     """Return the volumes of the placement, the leader too."""
     return {
         "leader": _name(survey.leader(stream.placement)),

@@ -24,7 +24,6 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import mismatch
-from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume.volumes import Volume
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from storage_core.sequences import SequenceSet
     from storage_core.store.maintenance.maintenance import Maintenance
     from storage_core.store.reading.plan import ReadPlan, ReadRequest
+    from storage_core.store.replicas.replicas import Survey
     from storage_core.store.writing.appends import CommitResult, WriterBatch
     from storage_core.store.writing.duplicates import MsgIdWindow
     from storage_core.store.writing.limits import Limits
@@ -172,8 +172,10 @@ class OpenStore:
             ranges.append(covered)
         return ReadPlan(BlockSlices.concatenate(slices), tuple(ranges), view.index)
 
-    def survey(self) -> Survey:
+    def survey(self) -> "Survey":
         """Look at all volumes once, for questions about any number of streams."""
+        from storage_core.store.replicas.replicas import Survey
+
         return Survey(self.metadata, self._env, self.lock_timeout_s)
 
     # --- appends: begin, write through Stagers, then commit or abort

@@ -1,6 +1,5 @@
 """Which host writes a store: moving it is an entry of its log."""
 
-import socket
 from collections.abc import Sequence
 
 from storage_core.errors import OtherHostError
@@ -23,6 +22,8 @@ def move(
     domain = env.lock_domain()
     if lock_domain.is_same(state.lock_domain, domain):
         return None
+    import socket  # a store that stays where it is does without it
+
     present = [volume.path for volume in volumes if volume.identity is not None]
     domain = lock_domain.of_volumes(domain, present, env.file_system)
     is_restarted = lock_domain.is_next_boot(state.lock_domain, domain)

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -215,6 +214,8 @@ def close_lock(lock: Lock) -> None:
 
 def holders_note() -> bytes:
     """Return what a lock owner leaves in the locked file, for people: who and since when."""
+    import socket  # readers, who write no note, do without it
+
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode()
 

@@ -231,3 +231,19 @@ def test_what_reads_metadata_alone_does_not_load_arrow(
         "sys.exit(f'imported: {heavy}' if heavy else code)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=Path(__file__).parents[3])
+
+
+def test_numpy_starts_no_thread_per_core_and_what_a_command_starts_is_not_kept_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.create(tmp_path / "store").close()
+    monkeypatch.setenv("JSTREAM_STORE", str(tmp_path / "store"))
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    script = (
+        "import os, sys, threading, spark_stream.cli.app\n"
+        "try: spark_stream.cli.app.app(['stream', 'ls', '--json'])\n"
+        "except SystemExit: pass\n"
+        "of_others = len(os.listdir('/proc/self/task')) - threading.active_count()\n"
+        "sys.exit(of_others or 'OPENBLAS_NUM_THREADS' in os.environ or 'numpy' not in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=Path(__file__).parents[3])
