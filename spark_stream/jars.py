@@ -106,6 +106,9 @@ def fetch(folder: Path, packages: Sequence[str], needed: str, excluded: Sequence
     `needed` is a JAR without which it counts as not possible. It comes last: a folder that has it is complete. Nothing
     else in the folder is touched.
     """
+    folder = folder.absolute()  # Ivy takes no other
+    if folder.exists() and not folder.is_dir():
+        return f"{folder} is not a directory"
     folder.parent.mkdir(parents=True, exist_ok=True)
     cache = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

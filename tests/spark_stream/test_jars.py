@@ -51,7 +51,7 @@ def deploy(repository: Path, package: str, needs: str = "") -> None:
         jar.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
 
 
-def command(*words: str) -> "subprocess.CompletedProcess[str]":
+def command(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "spark_stream.cli", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -59,6 +59,7 @@ def command(*words: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         check=False,
         timeout=200,
+        cwd=folder,
     )
 
 
@@ -76,7 +77,7 @@ def test_jars_are_fetched_with_all_that_they_need_and_then_found(repository: Pat
     folder = tmp_path / "jars of ours"
     folder.mkdir()
     (folder / "other.txt").touch()
-    done = command("etl", "fetch-jars", str(folder))
+    done = command("etl", "fetch-jars", "jars of ours", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.iterdir()) == [
         "delta-spark_" + jars.jar_name(package).partition("_")[2],
@@ -92,6 +93,13 @@ def test_jars_are_fetched_with_all_that_they_need_and_then_found(repository: Pat
     assert reported == [f"fetching Delta's JARs, once ({package})"]
     jars.require_delta_jars({}, reported.append)
     assert len(reported) == 1
+
+
+def test_jars_are_not_fetched_into_what_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "jars").touch()
+    done = command("etl", "fetch-jars", "jars", folder=tmp_path)
+    assert done.returncode == 1
+    assert f"cannot be fetched: {tmp_path / 'jars'} is not a directory" in done.stderr
 
 
 @pytest.mark.spark
