@@ -4,13 +4,19 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 SHOWN_COUNT_MAX = 32  # names in one message
+LIKENESS_MIN = 0.65  # of two names, by difflib: `strem` is 0.91 of `stream`, and `version` 0.62 of `verify`
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that `name` may be a slip of, whatever its case; None if none is close."""
-    by_folded = {known.casefold(): known for known in names}
-    close = get_close_matches(name.casefold(), list(by_folded), 1)
-    return by_folded[close[0]] if close else None
+    """Return the name that `name` may be a slip of, whatever its case and dashes; None if none is close."""
+    by_letters = {_letters(known): known for known in names}
+    close = get_close_matches(_letters(name), list(by_letters), 1, LIKENESS_MIN)
+    return by_letters[close[0]] if close else None
+
+
+def _letters(name: str) -> str:
+    """Return what counts in a comparison: the dashes of `--store` would make any two options alike."""
+    return name.casefold().lstrip("-")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ PRINTING = frozenset(
      "sub", "subjects", "view")
 )  # fmt: skip
 
+HELP, VERSION = "help", "version"  # words that many put where options are meant: `jstream help stream add`
 ALIASES = {"del": "rm", "list": "ls", "show": "info"}  # as the command line of NATS has them
 
 NUMBER_MAX = 2**63 - 1
@@ -124,6 +125,11 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verbs = self.list_commands(ctx)
+        if args[0] == HELP:
+            args = [*args[1:], f"--{HELP}"]
+            if len(args) == 1:
+                print(self.get_help(ctx))
+                ctx.exit()
         if args[0] not in verbs and ALIASES.get(args[0]) in verbs:
             args = [ALIASES[args[0]], *args[1:]]
         if args[0] not in verbs and not args[0].startswith("-") and not ctx.resilient_parsing:
@@ -151,6 +157,7 @@ class RootGroup(VerbGroup):
         if os.environ.get(COMPLETION_VARIABLE):
             self._complete(extra)
         words = list(sys.argv[1:] if args is None else args)
+        words = [f"--{VERSION}"] if words == [VERSION] else words
         sys.exit(self._run(words, **extra))
 
     def _complete(self, extra: dict[str, Any]) -> NoReturn:
@@ -227,12 +234,14 @@ def _parser_verdict(error: Any) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         return EXIT_USAGE, "no verb given" + _help_hint(context)
-    text = error.format_message()
+    from spark_stream.cli.parser_errors import in_our_words
+
+    text = in_our_words(error.format_message())
     wrong = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and context is not None:
         taken = [name for parameter in context.command.params for name in parameter.opts + parameter.secondary_opts]
         text = f"no such option: {wrong}{nearest(str(wrong), taken)}"
-    return int(error.exit_code), text.rstrip(".") + _help_hint(context)
+    return int(error.exit_code), text + _help_hint(context)
 
 
 def _prepared(parameters: Any) -> Any:

@@ -11,6 +11,9 @@ from storage_core.suggestions import did_you_mean, instead, nearest
         ("startingoffset", ["startingOffsets", "stream"], "startingOffsets"),
         ("orders", ["ORDERS", "order"], "ORDERS"),
         ("zzz", ["startingOffsets"], None),
+        ("--jsn", ["--json", "--store"], "--json"),
+        ("--since", ["--kind", "--store"], None),
+        ("version", ["verify"], None),
         ("x", [], None),
     ],
 )

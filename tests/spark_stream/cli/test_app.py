@@ -15,6 +15,7 @@ def test_version_needs_no_store(jstream) -> None:
     outcome = jstream("--version", with_store=False)
     assert (outcome.code, outcome.err) == (0, "")
     assert re.fullmatch(r"jstream \S.*\n", outcome.out)
+    assert jstream("version", with_store=False) == outcome
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,14 @@ def test_every_level_has_help(jstream, words: list[str]) -> None:
     assert f"Usage: jstream {' '.join(words)}".rstrip() in " ".join(outcome.out.split())
 
 
+@pytest.mark.parametrize("words", [[], ["stream"], ["stream", "add"], ["cluster", "volume", "replace"]])
+def test_help_is_a_command_too(jstream, words: list[str]) -> None:
+    shown = jstream(*words, "--help", with_store=False)
+    assert jstream("help", *words, with_store=False) == shown
+    assert jstream(*words[:1], "help", *words[1:], with_store=False) == shown
+    assert jstream("help", "strem", with_store=False).code == 2
+
+
 def test_help_lists_what_a_newcomer_needs_first_and_asks_for_no_value_of_a_flag(jstream) -> None:
     listed = re.findall(r"^  ([a-z]+) ", jstream("--help", with_store=False).out, re.MULTILINE)
     assert listed[:4] == ["store", "stream", "consumer", "pub"]
@@ -63,9 +72,17 @@ def test_help_lists_what_a_newcomer_needs_first_and_asks_for_no_value_of_a_flag(
         (["consumer", "nxt"], "no such command: nxt; did you mean 'next'?"),
         (["stream", "ls", "--jsn"], "no such option: --jsn; did you mean '--json'?"),
         (["--sotre", "x", "verify"], "no such option: --sotre; did you mean '--store'?"),
-        (["stream", "get"], "Missing argument"),
-        (["stream", "get", "ORDERS", "first"], "Invalid value"),
-        (["stream", "view", "ORDERS", "0"], "Invalid value"),
+        (["stream", "get"], "argument STREAM is missing (help: jstream stream get --help)"),
+        (["stream", "get", "ORDERS", "first"], "SEQ: 'first' is not a whole number (help:"),
+        (["stream", "view", "ORDERS", "0"], "SIZE: 0 is not 1 or more (help:"),
+        (["metrics", "--port", "99999"], "--port: 99999 is not 0 to 65535 (help:"),
+        (["stream", "purge", "ORDERS", "--seq", "x"], "--seq: 'x' is not a whole number (help:"),
+        (["stream", "ls", "--json=yes"], "error: option --json takes no value\n"),
+        (["stream", "ls", "--store"], "error: option --store needs a value\n"),
+        (["etl", "run", "f", "--if-running", "skp"], "'skp' is not one of fail, skip; did you mean 'skip'?"),
+        (["completion"], "argument SHELL is missing; valid values are bash, zsh, fish (help:"),
+        (["maintain", "--json"], "error: no such option: --json (help: jstream maintain --help)\n"),
+        (["versions"], "error: no such command: versions (help: jstream --help)\n"),
         (["stream", "ls", "more"], "more"),
     ],
 )

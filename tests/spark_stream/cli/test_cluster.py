@@ -34,7 +34,7 @@ def test_a_store_is_made_on_three_volumes_and_found_by_any_of_them(jstream, tmp_
         (["a", "b", "link"], "is given twice"),
         (["a,b,./a"], "is given twice"),
         (["a", "b", "b/c"], "lies within"),
-        ([], "Missing argument"),
+        ([], "argument VOLUME is missing"),
         (["a", "", "c"], "names no volume"),
     ],
 )
