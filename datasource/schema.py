@@ -233,7 +233,7 @@ def check_write_schema(schema: StructType, routed: bool) -> None:
             _same_type(field.dataType, data_type) for data_type in taken
         ):
             kinds = " or ".join(data_type.simpleString() for data_type in taken)
-            raise ValueError(f"column {field.name!r} is {field.dataType.simpleString()}, taken is {kinds}")
+            raise ValueError(f"column {field.name!r} is {field.dataType.simpleString()}, valid is {kinds}")
     if "data" not in names:
         raise ValueError("column 'data' is missing: the message, binary or string")
     if routed and "stream" not in names:

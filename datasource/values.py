@@ -8,7 +8,7 @@ from storage_core import quantities
 from storage_core.metadata.config import check_name
 from storage_core.paths import volume_path
 from storage_core.subjects import is_filter, is_literal
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import not_one_of
 
 COUNT_MAX = 2**63 - 1
 TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
@@ -25,9 +25,7 @@ def parse_flag(option: str, text: str) -> bool:
 def parse_choice(option: str, text: str, choices: tuple[str, ...]) -> str:
     folded = text.strip().lower()
     if folded not in choices:
-        raise ValueError(
-            f"option {option!r}: {text!r} is not one of {', '.join(choices)}{did_you_mean(folded, choices)}"
-        )
+        raise ValueError(f"option {option!r}: {not_one_of(text, choices)}")
     return folded
 
 

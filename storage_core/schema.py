@@ -6,6 +6,8 @@ block goes to Spark as it is. All timestamps are UTC.
 
 import pyarrow as pa
 
+from storage_core.suggestions import did_you_mean
+
 HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 
@@ -44,7 +46,9 @@ def read_schema(columns: list[str] | tuple[str, ...] | None) -> pa.Schema:
         return READ_SCHEMA
     for name in columns:
         if name not in READ_FIELDS:
-            raise ValueError(f"column {name!r}: messages have {', '.join(READ_FIELDS)}")
+            raise ValueError(
+                f"column {name!r}: messages have {', '.join(READ_FIELDS)}{did_you_mean(str(name), READ_FIELDS)}"
+            )
         if columns.count(name) > 1:
             raise ValueError(f"column {name!r} is asked for twice")
     return pa.schema([READ_FIELDS[name] for name in columns])

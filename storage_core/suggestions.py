@@ -25,6 +25,13 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near is not None else ""
 
 
+def not_one_of(value: object, choices: Iterable[str]) -> str:
+    """Return `'x' is not one of a, b; did you mean 'a'?` for a value that has to be one of a few."""
+    listed = list(choices)
+    hint = did_you_mean(value, listed) if isinstance(value, str) else ""
+    return f"{value!r} is not one of {', '.join(listed)}{hint}"
+
+
 def instead(name: str, names: Iterable[str], verb: str = "there are") -> str:
     """Return the end of a message about an unknown name: the nearest one, or those that there are, not too many."""
     known = list(names)

@@ -103,7 +103,9 @@ def export(
 def _choose(name: str, target: str, file_format: str | None) -> tuple[str, Path | None]:
     """Return the format, and the file; None for stdout. Raises WrongUsage."""
     if file_format is not None and file_format not in FORMATS:
-        raise WrongUsage(f"--format {file_format!r} is not one of {', '.join(FORMATS)}")
+        from storage_core.suggestions import not_one_of
+
+        raise WrongUsage(f"--format {not_one_of(file_format, FORMATS)}")
     if target == STDOUT:
         if file_format == PARQUET:
             raise WrongUsage("a Parquet file is not written to stdout: name a file, or pass --format jsonl")

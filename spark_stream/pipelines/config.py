@@ -321,7 +321,8 @@ def _check_start(file: Path, source: Source) -> None:
             raise DefinitionError(
                 file,
                 "source.start",
-                f"{start!r} is not earliest, latest, consumer, a sequence, or a time such as 2026-11-21T12:00:00Z",
+                f"{start!r} is not earliest, latest, consumer, a sequence, or a time such as 2026-11-21T12:00:00Z"
+                + did_you_mean(start, ("earliest", "latest", "consumer")),
             ) from error
 
 

@@ -19,7 +19,7 @@ from msgspec import inspect
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core.files import OS_FILES
 from storage_core.paths import is_in_object_store, local_path, place
-from storage_core.suggestions import did_you_mean, instead
+from storage_core.suggestions import instead, not_one_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -212,7 +212,7 @@ def _check_value(file: Path, key: str, value: Any, wanted: inspect.Type) -> None
             _check_value(file, f"{key}.{name}", item, fitting.value_type)
     elif isinstance(fitting, inspect.LiteralType) and value not in fitting.values:
         choices = [str(choice) for choice in fitting.values]
-        raise DefinitionError(file, key, f"{value!r} is not one of {', '.join(choices)}{did_you_mean(value, choices)}")
+        raise DefinitionError(file, key, not_one_of(value, choices))
     too_small = isinstance(fitting, inspect.IntType) and fitting.ge is not None and value < fitting.ge
     if fitting is None or too_small:
         taken = " or ".join(_words(kind) for kind in types if not isinstance(kind, inspect.NoneType))

@@ -15,7 +15,7 @@ import msgspec
 from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
 from storage_core.quantities import format_duration, parse_duration_ns, parse_size
 from storage_core.subjects import is_filter
-from storage_core.suggestions import did_you_mean, instead
+from storage_core.suggestions import did_you_mean, instead, not_one_of
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,128}")
 PATTERN = re.compile(r"[A-Za-z0-9_*?-]{1,128}")  # of names
@@ -163,7 +163,8 @@ def known_values(
             if value not in not_yet[key] and value is not None:
                 raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
         elif key not in known:
-            hint = did_you_mean(str(key), not_yet) or instead(str(key), known, "valid ones are")
+            hint = did_you_mean(str(key), known) or did_you_mean(str(key), not_yet)
+            hint = hint or instead(str(key), known, "valid ones are")
             raise ValueError(f"unknown key of a {kind}: {key!r}{hint}")
     return values
 
@@ -228,7 +229,7 @@ def _check_values(config: StreamConfig) -> None:
     if config.num_replicas not in (1, 3, 5):
         raise ValueError(f"num_replicas: {config.num_replicas} is not 1, 3 or 5")
     if config.compression not in COMPRESSIONS:
-        raise ValueError(f"compression: {config.compression!r} is not one of {', '.join(COMPRESSIONS)}")
+        raise ValueError(f"compression: {not_one_of(config.compression, COMPRESSIONS)}")
     if config.max_msg_size != -1 and not 1 <= config.max_msg_size <= MESSAGE_SIZE_MAX:
         raise ValueError(f"max_msg_size: {config.max_msg_size} is not -1 (no limit) or 1 to {MESSAGE_SIZE_MAX} bytes")
     _check_limits(config)
@@ -249,14 +250,14 @@ def _check_limits(config: StreamConfig) -> None:
     if config.max_age and config.max_age < MAX_AGE_MIN_NS:
         raise ValueError(f"max_age: {format_duration(config.max_age)} is not 0 (no limit) or 100ms and more")
     if config.discard not in (OLD, NEW):
-        raise ValueError(f"discard: {config.discard!r} is unknown; valid values are {OLD} and {NEW}")
+        raise ValueError(f"discard: {not_one_of(config.discard, (OLD, NEW))}")
     if config.discard_new_per_subject and (config.discard != NEW or config.max_msgs_per_subject < 0):
         raise ValueError(
             f"discard_new_per_subject: it needs discard {NEW} and a max_msgs_per_subject; the stream has discard "
             f"{config.discard} and max_msgs_per_subject {config.max_msgs_per_subject}"
         )
     if config.retention not in RETENTIONS:
-        raise ValueError(f"retention: {config.retention!r} is unknown; valid values are {', '.join(RETENTIONS)}")
+        raise ValueError(f"retention: {not_one_of(config.retention, RETENTIONS)}")
     if config.subject_delete_marker_ttl:
         if config.marker_ttl_s < 1:
             ttl = format_duration(config.subject_delete_marker_ttl)
@@ -347,7 +348,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
         if "permissions" in values:
             permissions = values.pop("permissions")
             if permissions not in (PRIVATE, GROUP):
-                raise ValueError(f"permissions: {permissions!r} is unknown; valid values are {PRIVATE} and {GROUP}")
+                raise ValueError(f"permissions: {not_one_of(permissions, (PRIVATE, GROUP))}")
             if permissions == GROUP:
                 values["permissions"] = GROUP
         for key in (*STORE_LIMITS, "open_files_max"):

@@ -11,6 +11,7 @@ import msgspec
 
 from storage_core.metadata.config import check_labels, check_name, known_values, parse_count, parse_filters
 from storage_core.quantities import parse_duration_ns, parse_time_ns
+from storage_core.suggestions import not_one_of
 
 DELIVER_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time")
 ACK_POLICIES = ("explicit", "none", "all")
@@ -115,7 +116,7 @@ def _check_values(config: ConsumerConfig) -> None:
         ("deliver_policy", DELIVER_POLICIES), ("ack_policy", ACK_POLICIES), ("on_data_loss", DATA_LOSS_POLICIES),
     ):  # fmt: skip
         if getattr(config, key) not in taken:
-            raise ValueError(f"{key}: {getattr(config, key)!r} is not one of {', '.join(taken)}")
+            raise ValueError(f"{key}: {not_one_of(getattr(config, key), taken)}")
     _check_start(config)
     if not 1 <= config.ack_wait:
         raise ValueError("ack_wait: 0 leaves no time to acknowledge; use a duration such as 30s")

@@ -28,6 +28,7 @@ from storage_core.store.consumers.arguments import Sequences, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
 from storage_core.store.opened import OpenStore
+from storage_core.suggestions import not_one_of
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
@@ -349,7 +350,7 @@ def _purge(subject: str | None, keep: int | None, up_to: int | None, before_ns: 
 def _check_read(first: int | None, end: int | None, columns: Sequence[str] | None, on_loss: str) -> None:
     """Raise ValueError for what cannot be asked of a read."""
     if on_loss not in ("raise", "skip"):
-        raise ValueError(f"on_loss: {on_loss!r} is not 'raise' or 'skip'")
+        raise ValueError(f"on_loss: {not_one_of(on_loss, ('raise', 'skip'))}")
     for name, sequence in (("first", first), ("end", end)):
         if sequence is not None:
             _check_sequence(name, sequence)

@@ -99,10 +99,10 @@ def test_write_takes_headers_whatever_may_be_null_in_them() -> None:
             fields(data=BinaryType(), subjet=StringType()),
             "unknown column 'subjet'; did you mean 'subject'.*drop or rename",
         ),
-        (fields(data=LongType()), "column 'data' is bigint, taken is binary or string"),
-        (fields(data=BinaryType(), msg_id=LongType()), "column 'msg_id' is bigint, taken is string"),
+        (fields(data=LongType()), "column 'data' is bigint, valid is binary or string"),
+        (fields(data=BinaryType(), msg_id=LongType()), "column 'msg_id' is bigint, valid is string"),
         (fields(data=BinaryType(), headers=ArrayType(StringType())), "column 'headers' is array<string>"),
-        (fields(data=BinaryType(), timestamp=TimestampNTZType()), "is timestamp_ntz, taken is timestamp"),
+        (fields(data=BinaryType(), timestamp=TimestampNTZType()), "is timestamp_ntz, valid is timestamp"),
         (StructType([StructField("data", BinaryType()), StructField("data", BinaryType())]), "given twice"),
     ],
 )

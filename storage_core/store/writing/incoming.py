@@ -5,6 +5,7 @@ and without a copy.
 """
 
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -25,6 +26,16 @@ ROW_TYPES = {
     "timestamp_ns": pa.int64(),
     "stream": pa.string(),
     "sequence": pa.int64(),
+}
+_VALID = {  # values of a row, for messages
+    "data": "bytes or text",
+    "subject": "text",
+    "headers": "a list of pairs (text, bytes)",
+    "msg_id": "text",
+    "timestamp": "a datetime",
+    "timestamp_ns": "a whole number of nanoseconds since 1970",
+    "stream": "text",
+    "sequence": "a whole number",
 }
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")  # what pandas calls an index without a name
 
@@ -125,9 +136,9 @@ def batch_of_rows(stream: str, rows: Sequence[Any], first: int = 0) -> pa.Record
                 try:
                     pa.array([_value(name, row)], ROW_TYPES[name])
                 except _ERRORS as error:
-                    reason = f"{error.object!r} is not UTF-8" if isinstance(error, UnicodeEncodeError) else error
                     raise InvalidMessageError(
-                        f"stream {stream!r}: message {first + position} cannot be stored: {name}: {reason}",
+                        f"stream {stream!r}: message {first + position} cannot be stored: {name}: "
+                        f"{_reason(name, row.get(name), error)}",
                         stream=stream,
                         row=first + position,
                     ) from error
@@ -136,6 +147,15 @@ def batch_of_rows(stream: str, rows: Sequence[Any], first: int = 0) -> pa.Record
 
 
 _ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
+
+
+def _reason(name: str, value: object, error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object!r} is not UTF-8"
+    if not isinstance(error, (pa.ArrowException, OverflowError)):
+        return str(error)
+    json = "; json.dumps makes text of it" if name == "data" and isinstance(value, (Mapping, list)) else ""
+    return f"{reprlib.repr(value)} is not {_VALID[name]}{json}"
 
 
 def _value(name: str, row: Mapping[str, Any]) -> Any:

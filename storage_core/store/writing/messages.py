@@ -73,7 +73,7 @@ def check_write_schema(schema: pa.Schema, with_stream: bool) -> None:
         raise ValueError("no stream to write to: give the option or argument 'stream', or a column 'stream'")
     for name in names:
         if name != "sequence" and not _takes(name, schema.field(name).type):
-            raise ValueError(f"column {name!r} is {schema.field(name).type}; taken is {_TAKEN[name]}")
+            raise ValueError(f"column {name!r} is {schema.field(name).type}; valid is {_TAKEN[name]}")
 
 
 _TAKEN = {

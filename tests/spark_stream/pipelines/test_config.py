@@ -168,6 +168,7 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
             'stream = "A"\nstart = "soon"',
             "source.start: 'soon' is not earliest, latest, consumer, a sequence",
         ),
+        ('stream = "ORDERS"', 'stream = "A"\nstart = "erliest"', "12:00:00Z; did you mean 'earliest'?"),
         ('stream = "ORDERS"', 'stream = "A"\nstart = "consumer"', "source.start: 'consumer' needs source.consumer"),
         ('stream = "ORDERS"', 'stream = "A"\nsubject = "a..b"', "source.subject: 'a..b' is not a filter"),
         (

@@ -45,6 +45,8 @@ def test_second_names_and_text_are_taken(given: dict[str, Any], expected: dict[s
         ({"ack_wiat": "1s"}, "unknown key of a consumer: 'ack_wiat'; did you mean 'ack_wait'"),
         ({"ack_wait": "soon"}, "ack_wait: 'soon' is not a duration"),
         ({"ack_wait": 0}, "ack_wait: 0 leaves no time"),
+        ({"deliver": "all"}, "unknown key of a consumer: 'deliver'; did you mean 'max_deliver'"),
+        ({"ack_policy": "explicitt"}, "explicit, none, all; did you mean 'explicit'"),
         ({"ack_policy": "some"}, "ack_policy: 'some' is not one of explicit, none, all"),
         ({"deliver_policy": "last_per_subject"}, "deliver_policy: 'last_per_subject' is not supported"),
         ({"deliver_policy": "newest"}, "deliver_policy: 'newest' is not one of all, last, new"),

@@ -117,14 +117,23 @@ def test_nothing_is_appended_of_nothing(orders: Stream) -> None:
     ("rows", "said"),
     [
         ([*ROWS, {"subject": "orders.new"}], "message 2 cannot be stored: data: the row has none"),
-        ([*ROWS, {"subject": "orders.new", "data": {"a": 1}}], "message 2 cannot be stored: data: "),
-        ([{**ROWS[0], "timestamp_ns": 2**63}], "message 0 cannot be stored: timestamp_ns: "),
+        (
+            [*ROWS, {"subject": "orders.new", "data": {"a": 1}}],
+            "message 2 cannot be stored: data: {'a': 1} is not bytes or text; json.dumps",
+        ),
+        ([{**ROWS[0], "subject": 5}], "message 0 cannot be stored: subject: 5 is not text"),
+        ([{**ROWS[0], "timestamp": "soon"}], "message 0 cannot be stored: timestamp: 'soon' is not a datetime"),
+        (
+            [{**ROWS[0], "timestamp_ns": 2**63}],
+            "timestamp_ns: 9223372036854775808 is not a whole number of nanoseconds",
+        ),
         ([{**ROWS[0], "headers": [("a", b"1", b"2")]}], "message 0 cannot be stored: headers: headers are a list of"),
     ],
 )
 def test_a_row_that_cannot_be_stored_is_named_and_none_is(orders: Stream, rows: Any, said: str) -> None:
-    with pytest.raises(InvalidMessageError, match=f"stream 'ORDERS': {said}"):
+    with pytest.raises(InvalidMessageError, match="^stream 'ORDERS': message [0-9] cannot be stored: ") as refused:
         orders.append(rows)
+    assert said in str(refused.value)
     assert orders.last_sequence == 0
 
 
