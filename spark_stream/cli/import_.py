@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import zip_longest
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,7 +38,7 @@ _COLUMNS = ("name", "read", "messages", "message bytes", "holes", "lost", "first
 app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
 
 DirectoriesArgument = Annotated[
-    list[Path], typer.Argument(metavar="DIR", help="Directory of the store, or of a part of it; several: replicas.")
+    list[str], typer.Argument(metavar="DIR", help="Directory of the store, or of a part of it; several: replicas.")
 ]
 StreamsOption = Annotated[
     list[str] | None,
@@ -289,7 +289,7 @@ def _damage_lines(damage: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _joined(damage: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the places of each file; those that follow one another for the same reason are one."""
+    """Return the places of each file, those of a directory together; what follows for the same reason is one place."""
     files: dict[str, list[dict[str, Any]]] = {}
     for place in damage:
         places, reason = files.setdefault(place["file"], []), _RANGE.sub("", place["reason"])
@@ -299,7 +299,22 @@ def _joined(damage: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any
             last["end"] = place["end"]
         else:
             places.append({**place, "reason": reason})
-    return files
+    below: dict[str, list[dict[str, Any]]] = {}  # by directory: the places of the files in it
+    for file, places in files.items():
+        for directory in PurePosixPath(file).parents:
+            below.setdefault(str(directory), []).extend(places)
+    kept = {file: [place for place in files[file] if not _is_said(place, below.get(file, []))] for file in files}
+    return {file: kept[file] for file in sorted(files, key=lambda file: PurePosixPath(file).parts[:-1]) if kept[file]}
+
+
+def _is_said(place: Mapping[str, Any], by: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether other places name every sequence of one: a node lacks what lay in its files that are gone."""
+    position, end = place["first"], place["end"]
+    ranges = [(other["first"], other["end"]) for other in by if other["end"] and other["stream"] == place["stream"]]
+    for other_first, other_end in sorted(ranges):
+        if position is not None and other_first <= position < other_end:
+            position = other_end
+    return bool(end and position >= end)
 
 
 def _in_our_words(reason: str) -> str:

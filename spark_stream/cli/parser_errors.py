@@ -1,4 +1,4 @@
-"""What the parser of the command line finds wrong, in the words of all other errors: the thing, what came, what is valid.
+"""What the parser of the command line finds wrong, in the words of all other errors.
 
 Source: the sentences of typer/_click/exceptions.py, parser.py, types.py and typer/_types.py, 0.28. One that is not
 known here is left as it is.

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from storage_core.errors import NotAStoreError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.directory import holds_streams
 from storage_core.foreign.nats.reading import digest_slice as digest_nats_slice
@@ -50,6 +51,11 @@ def open_foreign(
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not listed:
         raise ValueError("path: at least one is needed")
+    address = next((path for path in listed if "://" in str(path)), None)
+    if address is not None:
+        raise NotAStoreError(
+            f"{address} is an address; jstream reads the files of a server: name its store_dir, or a folder in it"
+        )
     if layout == STAN_LAYOUT:
         if account is not None:
             raise ValueError(f"account: layout={STAN_LAYOUT} has no accounts")

@@ -28,7 +28,6 @@ from storage_core.store.consumers.arguments import Sequences, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
 from storage_core.store.opened import OpenStore
-from storage_core.suggestions import not_one_of
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
@@ -37,6 +36,7 @@ from storage_core.store.writing.appends import Appended, WriterBatch
 from storage_core.store.writing.removal import Removal, RemovalPlan
 from storage_core.store.writing.staging import Stager, Transaction
 from storage_core.store.writing.transactions import OutdatedTransaction
+from storage_core.suggestions import not_one_of
 
 Headers = Sequence[tuple[str, bytes | None]]
 

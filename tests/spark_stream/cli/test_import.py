@@ -123,6 +123,16 @@ def test_replicas_are_imported_as_one_and_what_another_copy_has_is_no_damage_tha
     assert found == rows_of(open_foreign(nodes[0]), name)
 
 
+def test_damage_is_listed_node_by_node_and_once(trio, tmp_path: Path) -> None:
+    shutil.copytree(NATS / "r3-clean" / "store", tmp_path / "nodes")
+    nodes = sorted((tmp_path / "nodes").iterdir())
+    next(nodes[1].rglob("*.blk")).unlink()
+    next(nodes[0].rglob("*.blk")).write_bytes(b"")
+    files = [line for line in trio.done("import", "nats", *nodes).splitlines() if line.startswith("damage in ")]
+    assert [nodes.index(next(node for node in nodes if str(node) in line)) for line in files] == [0, 1]
+    assert all(line.endswith(".blk") for line in files)
+
+
 def test_names_of_other_servers_are_mapped_and_told(jstream) -> None:
     outcome = jstream("import", "stan", STAN / "basic" / "store", "--stream", "bar.baz")
     assert outcome.code == 0
@@ -157,6 +167,7 @@ def test_the_key_comes_from_a_file_or_the_environment_and_is_never_shown(
         (["nats", "{empty}"], 1, "is no JetStream store"),
         (["stan", "{empty}"], 1, "is no store of NATS Streaming"),
         (["nats", "{empty}/nothing"], 1, "does not exist"),
+        (["nats", "nats://127.0.0.1:4222"], 1, "nats://127.0.0.1:4222 is an address; jstream reads the files of a"),
         (["nats", "{block}"], 1, "is a file; give the directory of its stream or store"),
         (["nats", "{store}", "--stream", "CONZ"], 1, "did you mean 'CONS'"),
         (["nats", "{store}", "--as", "X"], 2, "--as: 1 name for 0 streams"),
