@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -240,23 +240,27 @@ def purge(
             if dry_run and json:
                 print_json(purge_json(name, plan))
                 return
-            _say_plan(plan)
+            filtered = {item.name for item in stream.state().consumers.values() if item.config.filter_subjects}
+            _say_plan(plan, filtered)
             if dry_run:
                 return
         older = f" of before {show_time(before_ns)}" if before_ns is not None else ""
         ask_consent(f"Purge {purge_scope(subject, up_to, keep)}{older} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to, before_ns=before_ns)
         info = stream.info() if json else None
-    say(f"removed {counted(count, 'message')} from stream {name}")
+    # Who was asked has read it in the plan.
+    room = "; `jstream cluster info` says when their room comes back" if force and count else ""
+    say(f"removed {counted(count, 'message')} from stream {name}{room}")
     if info is not None:
         print_json(info)
 
 
-def _say_plan(plan: "RemovalPlan") -> None:
+def _say_plan(plan: "RemovalPlan", filtered: Collection[str]) -> None:
+    """Say what a purge would do. `filtered` consumers want some subjects only, which are known block by block."""
     size = show_size(plan.data_size)
     say(f"would remove {counted(plan.message_count, 'message')} ({size}), and leave {plan.left_count}")
     for consumer, count in plan.unread.items():
-        say(f"consumer {consumer} has not acknowledged {count} of them")
+        say(f"consumer {consumer} has not acknowledged {'up to ' if consumer in filtered else ''}{count} of them")
     say(purge_frees(plan))
 
 
