@@ -65,12 +65,16 @@ def runs_of(damage: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def volume_rows(
     entries: Sequence[Mapping[str, Any]], columns: Sequence[str], labels: Mapping[str, str]
 ) -> list[list[Any]]:
-    """Return the rows of a table that calls volumes, also those of files, what people call them."""
+    """Return the rows of a table that calls volumes, also those of files, what people call them.
+
+    Damage that costs no message has neither first nor end: a volume, metadata, a frame without messages.
+    """
     shown = []
     for entry in entries:
         label = labels.get(entry["volume"], entry["volume"])
         file = {"file": short_path(entry["file"], label)} if "file" in entry else {}  # events have none
-        shown.append({**entry, "volume": label, **file})
+        nothing = {"first": None, "end": None} if entry.get("end") == 0 else {}
+        shown.append({**entry, "stream": entry["stream"] or None, "volume": label, **file, **nothing})
     return [[entry.get(column) for column in columns] for entry in shown]
 
 

@@ -1,6 +1,7 @@
 """`jstream verify`: everything is read, damage is listed, and the exit code says it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,13 @@ def test_reading_verbs_leave_the_store_as_it_was(jstream, orders, words: list[st
     before = {path: path.read_bytes() for path in jstream.volume.rglob("*") if path.is_file()}
     jstream.done(*words)
     assert {path: path.read_bytes() for path in jstream.volume.rglob("*") if path.is_file()} == before
+
+
+def test_damage_that_costs_no_message_has_no_sequences_in_the_table(trio) -> None:
+    shutil.rmtree(Path(trio.volume).parent / "disk-2")
+    outcome = trio("verify")
+    assert outcome.code == 1
+    row = outcome.out.splitlines()[1].split()
+    assert row[:2] == ["-", "disk-2"] and row[4:6] == ["-", "-"]
+    (damage,) = json.loads(trio("verify", "--json").out)["damage"]
+    assert (damage["first"], damage["end"]) == (0, 0)
