@@ -360,7 +360,10 @@ def _place(text: str, option: str) -> tuple[int | None, int | None]:
         if not 1 <= int(text) < 2**63:
             raise WrongUsage(f"{option} {text!r} is not a sequence; they are whole numbers from 1 on")
         return int(text), None
-    return None, parse_since_ns(text, option, time.time_ns())
+    try:
+        return None, parse_since_ns(text, option, time.time_ns())
+    except WrongUsage as error:
+        raise WrongUsage(str(error).replace(": write ", ": write a sequence, ", 1)) from error
 
 
 def _print_status(pipeline_status: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from spark_stream.pipelines.toml import (
 )
 from storage_core.metadata.config import check_name
 from storage_core.paths import is_in_object_store, place, volume_path
-from storage_core.quantities import parse_duration_ns
+from storage_core.quantities import parse_duration_ns, parse_size
 from storage_core.subjects import is_filter, is_literal
 from storage_core.suggestions import did_you_mean
 
@@ -59,7 +59,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     start: str | int | dict[str, int] = ""  # earliest, latest, consumer, a time, a sequence, one per stream
     fail_on_data_loss: bool = True
     max_messages: Count | None = None  # a batch, at most
-    max_bytes: Count | None = None
+    max_bytes: Count | str | None = None  # text with a unit: 64MB
     max_blocks: Count | None = None
     lock_timeout: str = ""
 
@@ -284,6 +284,8 @@ def _check_source(file: Path, source: Source) -> None:
             "source.subject",
             f"{source.subject!r} is not a filter; tokens joined by dots, * for one, > for the rest",
         )
+    if isinstance(source.max_bytes, str):
+        _check_size(file, "source.max_bytes", source.max_bytes)
     if source.lock_timeout:
         _check_duration(file, "source.lock_timeout", source.lock_timeout)
     _check_start(file, source)
@@ -407,6 +409,15 @@ def _check_subject(file: Path, key: str, subject: str) -> None:
         raise DefinitionError(
             file, key, f"{subject!r} is not a subject that a message can carry: no blanks, no wildcards"
         )
+
+
+def _check_size(file: Path, key: str, text: str) -> None:
+    try:
+        size = parse_size(text, key)
+    except ValueError as error:
+        raise DefinitionError(file, "", str(error)) from error
+    if not size:
+        raise DefinitionError(file, key, f"{text!r} is not a number of bytes from 1 on")
 
 
 def _check_duration(file: Path, key: str, text: str) -> None:

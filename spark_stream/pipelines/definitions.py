@@ -95,6 +95,8 @@ def load_definitions(file: Path) -> Definitions:
     if not isinstance(listed, list) or not all(isinstance(volume, str) and volume.strip() for volume in listed):
         raise DefinitionError(file, "store", f"{store!r} is not a list of volumes")
     streams = tables.get("streams")
+    if isinstance(streams, list):
+        raise DefinitionError(file, "streams", "is a list, as of [[streams]]; each stream is a table [streams.NAME]")
     if not isinstance(streams, Mapping) or not streams:
         raise DefinitionError(file, "streams", "is missing: each stream is a table [streams.NAME]")
     made = {name: _stream(file, name, table) for name, table in streams.items()}

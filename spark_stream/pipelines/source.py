@@ -11,7 +11,7 @@ from datasource.store_opening import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core import Store
-from storage_core.errors import NotFoundError
+from storage_core.errors import NotAStoreError, NotFoundError
 from storage_core.subjects import filters_overlap, is_literal, matches
 from storage_core.suggestions import instead
 
@@ -94,7 +94,7 @@ def check_stores(pipeline: Pipeline) -> list[str]:
     Raises DefinitionError and NotFoundError naming the key, and StorageError if a store cannot be opened.
     """
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
-    with open_store(source.volumes, LOCK_TIMEOUT_S) as store:
+    with _opened(pipeline, "source", source.volumes) as store:
         if source.consumer:
             store.check_host()
         names = matching(store, source)
@@ -112,6 +112,13 @@ def check_stores(pipeline: Pipeline) -> list[str]:
         if sink.stream in names and set(sink.volumes) & set(source.volumes):
             raise DefinitionError(pipeline.file, "sink.stream", f"{sink.stream!r} is the source: it would never end")
     return lines or [f"source: no stream matches {', '.join(source.streams)} yet"]
+
+
+def _opened(pipeline: Pipeline, place: str, volumes: list[str]) -> Store:
+    try:
+        return open_store(volumes, LOCK_TIMEOUT_S)
+    except NotAStoreError as error:
+        raise NotAStoreError(f"{pipeline.file}: {place}.store: {error}") from error
 
 
 def _described(store: Store, name: str, subject: str) -> list[str]:
@@ -133,7 +140,7 @@ def _check_target(
     pipeline: Pipeline, place: str, volumes: list[str], name: str, subject: str, needs_subject: bool
 ) -> None:
     """Check that a stream is there and takes the subject that is given, or needs none."""
-    with open_store(volumes, LOCK_TIMEOUT_S) as store:
+    with _opened(pipeline, place, volumes) as store:
         store.check_host()
         if name not in store.streams():
             _refuse_stream(pipeline, f"{place}.stream", name, store)

@@ -121,13 +121,17 @@ def test_the_file_may_name_its_store(jstream, store: Store, file: Path) -> None:
     [
         ("[streams.A]\nsubjcts = 5", "streams.A: unknown key of a stream: 'subjcts'; did you mean 'subjects'?"),
         ("[streams.A]\nmax_msg_size = 'big'", "streams.A: max_msg_size: 'big' is not a number of bytes"),
-        ("[streams.A]\nretention = 'queue'", "streams.A: retention: 'queue' is unknown"),
+        ("[streams.A]\nretention = 'queue'", "streams.A: retention: 'queue' is not one of"),
         ("[streams.A]\nname = 'B'", "streams.A.name: 'B' is not the name of the table"),
         ("[streams.A.consumers.c]\nack_wait = 'x'", "streams.A.consumers.c: ack_wait: 'x' is not a duration"),
         ("[streams.A.consumer.c]", "streams.A.consumer: there is no such key; did you mean 'consumers'?"),
         ("[streams.A]\n[streams.a]", "streams: 'A' and 'a' differ in case only"),
         ("[stream.A]", "stream: there is no such key; did you mean 'streams'?"),
         ("", "streams: is missing"),
+        (
+            '[[streams]]\nname = "ORDERS"\n',
+            "streams: is a list, as of [[streams]]; each stream is a table [streams.NAME]",
+        ),
         ("[streams", "is not TOML"),
     ],
 )

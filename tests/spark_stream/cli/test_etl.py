@@ -83,10 +83,17 @@ def test_a_stream_that_is_not_there_is_told_before_spark_starts(jstream, orders:
     assert json.loads((file.parent / "checkpoint.etl" / "runs.json").read_text())[-1] == summary
 
 
+def test_a_store_that_is_not_there_is_told_with_the_files_key(jstream, file: Path) -> None:
+    file.write_text(FILE.replace("[source]", '[source]\nstore = "nowhere"'))
+    outcome = jstream("etl", "check", file, "--quick", with_store=False)
+    assert outcome.code == 1
+    assert f"[JSTREAM_NOT_A_STORE] {file}: source.store: {file.parent / 'nowhere'} does not exist" in outcome.err
+
+
 def test_a_backfill_refuses_a_range_that_is_none(jstream, orders: Store, file: Path) -> None:
     for words, code, told in [
         (("--from", "0", "--to", "5"), 2, "--from '0' is not a sequence"),
-        (("--from", "soon", "--to", "5"), 2, "--from 'soon': write a duration before now"),
+        (("--from", "soon", "--to", "5"), 2, "--from 'soon': write a sequence, a duration before now"),
         (("--from", "1"), 2, "option --to is missing"),
         (("--from", "50", "--to", "60"), 1, "there are no messages in that range"),
     ]:

@@ -101,6 +101,12 @@ def test_options_of_a_sink_are_texts_however_they_are_written(file: Path) -> Non
     assert load_pipeline(file).sink.options == {"mergeSchema": "true", "delta.x": "5"}
 
 
+def test_a_size_may_have_a_unit(file: Path) -> None:
+    for written, size in (("64MB", "64MB"), (1_000_000, 1_000_000)):
+        file.write_text(GOOD.replace("[source]", f"[source]\nmax_bytes = {written!r}"))
+        assert load_pipeline(file).source.max_bytes == size
+
+
 def test_a_mark_before_the_first_letter_is_no_mistake(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
     assert load_pipeline(file).name == "orders"
@@ -157,6 +163,16 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
             'stream = "ORDERS"',
             'stream = "ORDERS"\nmax_messages = 0',
             "source.max_messages: 0 is not a whole number from 1 on",
+        ),
+        (
+            'stream = "ORDERS"',
+            'stream = "ORDERS"\nmax_bytes = "5XB"',
+            "source.max_bytes: '5XB' is not a number of bytes",
+        ),
+        (
+            'stream = "ORDERS"',
+            'stream = "ORDERS"\nmax_bytes = "0k"',
+            "source.max_bytes: '0k' is not a number of bytes from",
         ),
         (
             'stream = "ORDERS"',
