@@ -1,5 +1,6 @@
 """`jstream consumer add|ls|info|report|rm|pause|resume`: durable consumers as wholes."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -58,8 +59,19 @@ def add(
     chosen.pop("durable_name", None)  # NATS' second word for it, in what its own command printed
     with open_store(store, take_over=take_over) as opened:
         info = opened.stream(stream).add_consumer(chosen).info()
+        subjects = opened.stream(stream).config.subjects
     say(f"created consumer {name} of stream {stream}")
+    _note_idle_filters(info["config"]["filter_subjects"], stream, subjects)
     _print_info(info, json)
+
+
+def _note_idle_filters(filters: Sequence[str], stream: str, subjects: Sequence[str]) -> None:
+    """Say which filters are for nothing: what the stream takes now they do not match, though what it took once may."""
+    from storage_core.subjects import filters_overlap
+
+    for wanted in filters:
+        if not any(filters_overlap(wanted, subject) for subject in subjects):
+            say(f"note: filter {wanted} matches nothing that {stream} takes, {', '.join(subjects)}")
 
 
 @app.command("ls")

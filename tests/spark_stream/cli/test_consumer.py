@@ -24,6 +24,12 @@ def billing(jstream: Any, orders: Store) -> Any:
     return jstream
 
 
+def test_a_filter_for_nothing_is_noted(jstream, orders) -> None:
+    assert "note:" not in jstream("consumer", "add", "ORDERS", "billing", "--filter", "orders.*").err
+    noted = jstream("consumer", "add", "ORDERS", "idle", "--filter", "orders.new", "--filter", "other.x").err
+    assert noted.endswith("note: filter other.x matches nothing that ORDERS takes, orders.>\n")
+
+
 def sequences(out: str) -> list[int]:
     return [json.loads(line)["seq"] for line in out.splitlines()]
 
