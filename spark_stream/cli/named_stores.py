@@ -99,6 +99,8 @@ def _of_the_folder() -> str:
     table = substitute(file, read_toml(file))
     check_keys(file, "", table, ["store"])
     volumes = table.get("store")
+    if isinstance(volumes, str) and volumes.startswith(NAME_MARK):
+        return volumes_of(volumes)
     named = volumes.split(",") if isinstance(volumes, str) else volumes
     if (
         not isinstance(named, list)

@@ -63,6 +63,17 @@ def test_the_nearest_name_of_a_store_counts(
     assert jstream.done("stream", "ls", "--names", "--store", other) == "OTHER\n"
 
 
+def test_a_file_in_the_folder_may_name_a_context(
+    jstream, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jstream.done("context", "add", "elsewhere", other)
+    (tmp_path / "jstream.toml").write_text('store = "@elsewhere"\n')
+    assert names(jstream) == "OTHER"
+    (tmp_path / "jstream.toml").write_text('store = "@elsewere"\n')
+    assert "no context 'elsewere'; did you mean 'elsewhere'?" in jstream("stream", "ls", with_store=False).err
+
+
 def test_selecting_says_what_counts_before_it(jstream, other: Path) -> None:
     outcome = jstream("context", "add", "elsewhere", other, "--select")
     assert outcome.code == 0
