@@ -13,7 +13,7 @@ from spark_stream.pipelines.run import Prepared, Reporter, Run, Stop, Watcher, p
 from spark_stream.pipelines.session import pipeline_session
 from spark_stream.pipelines.source import check_stores, take_over_stores
 from spark_stream.pipelines.state import PipelineState
-from spark_stream.pipelines.status import sequences_to_go
+from spark_stream.pipelines.status import messages_to_go
 from spark_stream.pipelines.summary import Summary
 
 
@@ -67,7 +67,7 @@ def run(
         if take_over:
             take_over_stores(pipeline)
         Beginnings(state, pipeline).check(new_checkpoint)
-        lag = sequences_to_go(pipeline)
+        lag = messages_to_go(pipeline)
         with prepared(pipeline, report=lambda text: report(f"{text}, {lag:,} to go")) as made:
             started()
             Run(made, state, summary).execute(stop, watch, report)

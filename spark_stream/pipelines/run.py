@@ -33,11 +33,12 @@ from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, explain, in_w
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
 from spark_stream.pipelines.sinks import write_dead_letters, write_rows
-from spark_stream.pipelines.source import read_stream
+from spark_stream.pipelines.source import read_stream, streams_of
 from spark_stream.pipelines.state import PipelineState, read_checkpoint, sequences_of
 from spark_stream.pipelines.summary import Summary
 from spark_stream.pipelines.tables import has_delta, make_table, misfit
 from spark_stream.pipelines.transform import CHANCE, Function, dependence_on_batches, load_transform, transform
+from storage_core.metadata.state import StreamState
 from storage_core.paths import place
 
 POLL_S = 0.25  # how often progress and wishes to stop are looked at
@@ -59,7 +60,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One finished batch, for whoever watches. `lag`: for each stream, sequences between here and its end."""
+    """One finished batch, for whoever watches.
+
+    `lag`: for each stream, messages between here and its end; of those that came since the run began, sequences.
+    """
 
     batch: int
     rows_in: int
@@ -157,6 +161,7 @@ class Run:
         self._seen = -1
         self._beginnings = Beginnings(state, prepared.pipeline)
         self._report: Reporter = lambda text: None
+        self._streams: dict[str, StreamState] = {}  # of the source, when the run began
 
     def execute(self, stop: Stop, watch: Watcher = lambda progress: None, report: Reporter = lambda text: None) -> None:
         """Run until everything is read (available-now), or until `stop`. Raises RunFailedError."""
@@ -164,6 +169,7 @@ class Run:
 
         acknowledge(self._prepared.spark)
         self._report = report
+        self._streams = streams_of(self._prepared.pipeline.source)
         report("starting the query")
         try:
             main = self._start_main()
@@ -340,9 +346,16 @@ class Run:
             source = progress["sources"][0]
             end = sequences_of(source["endOffset"])
             self.summary.cover(self._first_of(source), end)
-            watch(
-                Progress(batch, counts[0], counts[2], progress.get("processedRowsPerSecond") or 0.0, _lag(source, end))
-            )
+            rate = progress.get("processedRowsPerSecond") or 0.0
+            watch(Progress(batch, counts[0], counts[2], rate, self._lag(source, end)))
+
+    def _lag(self, source: Mapping[str, Any], end: Mapping[str, int]) -> dict[str, int]:
+        lag = {}
+        for name, latest in sequences_of(source.get("latestOffset")).items():
+            here, stream = end.get(name, 1), self._streams.get(name)
+            known = len(stream.shown(here, latest)) if stream is not None else 0
+            lag[name] = known + max(latest - max(here, stream.next_sequence if stream is not None else 0), 0)
+        return lag
 
     def _report_state(self, query: StreamingQuery) -> None:
         """Report what a query does whose batches do not go through this process."""
@@ -394,8 +407,3 @@ def _observed(progress: Mapping[str, Any]) -> tuple[int, int, int]:
     metrics = progress.get("observedMetrics", {})
     parsed, made = metrics.get(OBSERVED, {}), metrics.get(MADE, {})
     return int(parsed.get("rows", 0)), int(made.get("rows", 0)), int(parsed.get("dead", 0))
-
-
-def _lag(source: Mapping[str, Any], end: Mapping[str, int]) -> dict[str, int]:
-    latest = sequences_of(source.get("latestOffset"))
-    return {name: max(latest[name] - end.get(name, 1), 0) for name in latest}

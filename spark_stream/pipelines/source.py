@@ -12,6 +12,7 @@ from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core import Store
 from storage_core.errors import NotAStoreError, NotFoundError
+from storage_core.metadata.state import StreamState
 from storage_core.subjects import filters_overlap, is_literal, matches
 from storage_core.suggestions import instead
 
@@ -129,6 +130,12 @@ def _described(store: Store, name: str, subject: str) -> list[str]:
     if subject and not any(filters_overlap(subject, pattern) for pattern in taken):
         lines.append(f"note: source.subject {subject!r} matches nothing that {name} takes, {', '.join(taken)}")
     return lines
+
+
+def streams_of(source: Source) -> dict[str, StreamState]:
+    """Return the streams that the source reads, by name, as they are now."""
+    with open_store(source.volumes, LOCK_TIMEOUT_S) as store:
+        return {name: store.stream_state(name) for name in matching(store, source)}
 
 
 def matching(store: Store, source: Source) -> list[str]:

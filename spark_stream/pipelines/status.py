@@ -13,7 +13,7 @@ from storage_core.paths import place
 def status(pipeline: Pipeline, read_only: bool = False) -> dict[str, Any]:
     """Return the status for programs and people; `read_only`: takes no lock, whatever state the store is in.
 
-    `position`: the next sequence, null if the pipeline has read none of the stream as it is now. `lag`: sequences that
+    `position`: the next sequence, null if the pipeline has read none of the stream as it is now. `lag`: messages that
     are there from that one on.
     """
     state = PipelineState(pipeline.checkpoint)
@@ -34,8 +34,8 @@ def status(pipeline: Pipeline, read_only: bool = False) -> dict[str, Any]:
     }
 
 
-def sequences_to_go(pipeline: Pipeline) -> int:
-    """Return how many sequences of all streams lie ahead of the pipeline; sequences that were removed count, too."""
+def messages_to_go(pipeline: Pipeline) -> int:
+    """Return how many messages of all streams lie ahead of the pipeline."""
     return sum(stream["lag"] or 0 for stream in _streams(pipeline, PipelineState(pipeline.checkpoint).offsets()))
 
 
@@ -63,7 +63,7 @@ def _stream(store: Store, name: str, position: int | None, incarnation: str | No
     if incarnation and incarnation != stream.incarnation.hex():
         position = stream_status["position"] = None  # it was deleted and made again
     stream_status["end"] = state.next_sequence
-    stream_status["lag"] = max(state.next_sequence - max(position or 0, state.first_sequence), 0)
+    stream_status["lag"] = len(state.shown(position or 0))
     if consumer and consumer in stream.consumers():
         info = stream.consumer(consumer).info()
         stream_status["consumer"] = {

@@ -35,6 +35,17 @@ def test_a_pipeline_runs_from_python_as_from_a_shell(etl: Any, spark: SparkSessi
     assert not etl.status()["last_run"]["ok"]
 
 
+@pytest.mark.spark
+def test_what_is_to_go_counts_messages_and_not_those_that_were_removed(etl: Any, spark: SparkSession) -> None:
+    etl.define(PARQUET, source="max_messages = 2")
+    etl.publish(1, 2, 3, 4, 5, 6)
+    etl.store.stream("ORDERS").remove([2, 5])
+    assert etl.status()["streams"][0]["lag"] == 4
+    batches: list[Progress] = []
+    run_pipeline(etl.file, watch=batches.append)
+    assert [(batch.rows_in, batch.lag) for batch in batches] == [(2, {"ORDERS": 2}), (2, {"ORDERS": 0})]
+
+
 def test_a_pipeline_that_cannot_start_is_refused_before_spark_is(tmp_path: Path) -> None:
     file = tmp_path / "orders.toml"
     text = 'checkpoint = "checkpoint"\n[source]\nstream = "ORDERS"\n[sink]\nkind = "console"\n'

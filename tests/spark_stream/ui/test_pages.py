@@ -301,7 +301,7 @@ stream = "DEAD"
         state.add_run(summary.to_json())
     browser, before = serve(volumes, pipelines=[file, tmp_path / "gone.toml"]), tree(volumes)
     short, gone = browser.api("/pipelines")["pipelines"]
-    assert (short["pipeline"], short["last_run"]["rows_in"], short["lag"]) == ("orders", 7, 61)
+    assert (short["pipeline"], short["last_run"]["rows_in"], short["lag"]) == ("orders", 7, 56)
     assert "gone.toml" in gone["error"]
     assert "gone.toml" in browser.page("/pipelines")
     whole = browser.api("/pipelines/0")
