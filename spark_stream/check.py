@@ -19,6 +19,7 @@ EVENTS_OF_PROBLEMS = (
     "consumer_failed", "consumer_unreadable", "consumer_exhausted", "consumer_skipped", "query_failed",
     "query_unreadable",
 )  # fmt: skip
+ADOPT = ("repair", "--adopt")  # prints a plan of what the volumes that are left can do alone
 _S, _DAY_NS = 10**9, 86_400 * 10**9
 
 
@@ -93,25 +94,30 @@ def problems_of(scan: Scan, limits: Limits) -> list[Problem]:
 
 
 def _of_volumes(scan: Scan, limits: Limits) -> Iterator[Problem]:
-    cluster = scan.cluster
+    cluster, repair = scan.cluster, _repair(scan)
     if cluster["leader"] is None:
         text = f"cannot be written: {cluster['voting']} of {cluster['voters']} volumes can vote"
-        yield Problem(Level.CRITICAL, About(), f"{text}, {cluster['quorum']} are needed", "", ("repair",))
+        yield Problem(Level.CRITICAL, About(), f"{text}, {cluster['quorum']} are needed: bring one back", "", repair)
     for volume in cluster["volumes"]:
         about, space = About(volume=scan.labels[volume["name"]]), scan.spaces.get(volume["name"])
         if not volume["current"]:
             text = f"is {str(volume['state']).replace('_', ' ')}"
-            yield Problem(Level.WARNING, about, text, volume["reason"] or "", ("repair",))
+            yield Problem(Level.WARNING, about, text, volume["reason"] or "", repair)
         used = 1 - space.free / space.size if space is not None and space.size else 0.0
         if space is not None and (level := limits.used_share.level(used)):
             text = f"is on a disk that is {used:.0%} full, {space.free:,} bytes are free"
             yield Problem(level, about, text, "", ("maintain",))
 
 
+def _repair(scan: Scan, *streams: str) -> tuple[str, ...]:
+    """Return the repair of all streams or one. It is refused where too few volumes can vote: then the way out."""
+    return ("repair", *streams) if scan.cluster["leader"] is not None else ADOPT
+
+
 def _of_streams(scan: Scan, limits: Limits) -> Iterator[Problem]:
     for info in scan.streams:
         name, replicas = info["config"]["name"], info["cluster"]["replicas"]
-        about, repair = About(stream=name), ("repair", name)
+        about, repair = About(stream=name), _repair(scan, name)
         bad = [replica for replica in replicas if not replica["current"]]
         if bad and len(bad) == len(replicas):
             states = ", ".join(f"{replica['label']} {replica['state']}" for replica in bad)

@@ -8,6 +8,7 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, VerbGroup
 from spark_stream.cli.options import (
+    NO_QUORUM,
     REMEDY,
     ForceOption,
     GroupStoreOption,
@@ -156,7 +157,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
         if volume["reason"]:
             say(f"{labels.get(volume['name'], volume['name'])} is {volume['state']}: {volume['reason']}")
     if info["leader"] is None:
-        say("nothing can be written: bring a volume back; `jstream repair --adopt` says what the others can do alone")
+        say(NO_QUORUM)
     elif any(volume["reason"] for volume in info["volumes"]):
         say(f"{REMEDY}; `jstream cluster volume replace VOLUME PATH` gives one another place")
 

@@ -16,6 +16,7 @@ from spark_stream.cli.options import (
     StoreOption,
     TakeOverOption,
     open_store,
+    remedy_of,
     volume_labels,
     warn_of_volumes,
 )
@@ -53,11 +54,11 @@ def scrub(
             rate_bytes_per_s=rate_bytes_per_s,
             streams=streams or None,
         )
-        labels = volume_labels(opened)
+        labels, remedy = volume_labels(opened), remedy_of(opened)
     if json:
         print_json(report)
     else:
-        print_verdict(report, labels)
+        print_verdict(report, labels, remedy)
         if not report["done"]:
             say("there is more to read: the next scrub goes on from here")
     if not report["ok"]:

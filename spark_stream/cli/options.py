@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("storage_core.command_line")  # whose warnings a command prints
 REMEDY = "`jstream repair` brings copies and volumes back from good ones"
+NO_QUORUM = "nothing can be written: bring a volume back; `jstream repair --adopt` says what the others can do alone"
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
 KEY_SIZE_MAX = 64 << 10  # bytes
@@ -149,7 +150,7 @@ def open_store(volumes: str, take_over: bool = False, warns: bool = True) -> Ite
 def warn_of_volumes(store: "Store") -> None:
     """Say which volumes take no part: nothing is on their disks, or not what should be, or they failed."""
     voters = {voter.volume_id: voter for voter in store.state().voters}
-    labels = volume_labels(store)
+    labels, remedy = volume_labels(store), remedy_of(store)
     for volume in store.volumes():
         voter = voters.get(volume.volume_id)
         if voter is None:
@@ -157,7 +158,16 @@ def warn_of_volumes(store: "Store") -> None:
         reason = volume.reason or voter.retired
         if reason:
             state = volume.state if volume.reason else "retired"
-            log.warning("volume %s is %s: %s; %s", labels[volume.name], state, reason, REMEDY)
+            log.warning("volume %s is %s: %s; %s", labels[volume.name], state, reason, remedy)
+
+
+def remedy_of(store: "Store") -> str:
+    """Return what brings copies and volumes back: a repair, unless so many volumes are lost that it is refused."""
+    from storage_core.raft.rules import majority
+
+    voting = [voter.volume_id for voter in store.state().voters if not voter.learner]
+    lost = {volume.volume_id for volume in store.volumes() if volume.reason}
+    return REMEDY if len(set(voting) - lost) >= majority(len(voting)) else NO_QUORUM
 
 
 def volume_labels(store: "Store") -> dict[str, str]:

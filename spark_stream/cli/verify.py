@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED
-from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, open_store, volume_labels
+from spark_stream.cli.options import JsonOption, StoreOption, open_store, remedy_of, volume_labels
 from spark_stream.look.terminal import counted, print_json, print_table, say
 
 ProgressCall = Callable[[int, int], None]
@@ -27,21 +27,21 @@ def verify(
     """Read and check everything: metadata, and every byte of every copy. Exit code 1 if anything is damaged."""
     with open_store(store) as opened, progress_bar("blocks") as progress:
         report = opened.verify(progress=progress, streams=streams or None)
-        labels = volume_labels(opened)
+        labels, remedy = volume_labels(opened), remedy_of(opened)
     if json:
         print_json(report)
     else:
-        print_verdict(report, labels)
+        print_verdict(report, labels, remedy)
     if not report["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
 
-def print_verdict(report: dict[str, Any], labels: Mapping[str, str]) -> None:
+def print_verdict(report: dict[str, Any], labels: Mapping[str, str], remedy: str) -> None:
     """Print the damage that was found as a table; the verdict itself is talk."""
     damage = report["damage"]
     if damage:
         print_table(_COLUMNS, volume_rows(runs_of(damage), _COLUMNS, labels), "Damage")
-    verdict = "all is well" if report["ok"] else f"{counted(len(damage), 'damaged place')}; {REMEDY}"
+    verdict = "all is well" if report["ok"] else f"{counted(len(damage), 'damaged place')}; {remedy}"
     say(f"{counted(report['checked_blocks'], 'block')} checked: {verdict}")
 
 

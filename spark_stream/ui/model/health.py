@@ -6,7 +6,7 @@ from shlex import join
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from spark_stream.check import Level, Limits, Problem, problems_of
+from spark_stream.check import ADOPT, Level, Limits, Problem, problems_of
 from spark_stream.store_scan import Scan
 from spark_stream.ui.site import Site
 
@@ -29,6 +29,8 @@ def _shown(site: Site, problem: Problem) -> dict[str, Any]:
 
 def _change(problem: Problem) -> str:
     """Return the page that plans the repair; empty if pages cannot."""
+    if problem.command == ADOPT:
+        return ""
     match problem.command:
         case ("repair" | "scrub" | "maintain") as kind, *streams:
             return f"/change/{kind}?{urlencode({'stream': streams[0]})}" if streams else f"/change/{kind}"

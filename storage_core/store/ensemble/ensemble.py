@@ -165,7 +165,7 @@ class Metadata:
                 raise VolumeFailedError(f"{self.label} cannot be read: {error}") from error
             reason = error if error is not None else "it was never written, or is lost"
             raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}. {REMEDY}") from error
-        logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self.label)
+        logger.warning("%s: read as last known to be committed; newer messages may exist", self.label)
         self.memory.keep(self._reader.undecided)
         return self._reader.undecided
 

@@ -45,7 +45,11 @@ def test_a_lost_volume_and_a_damaged_copy_are_warnings_and_too_few_volumes_are_c
     outcome = trio(*ALL_IS_WELL)
     assert outcome.code == 2
     assert lines(outcome.out)[0] == ("CRITICAL", "store")
-    assert "1 of 3 volumes can vote, 2 are needed" in outcome.out
+    assert "1 of 3 volumes can vote, 2 are needed: bring one back; run `jstream repair --adopt`" in outcome.out
+    assert trio("repair").code == 1 and "run `jstream repair`" not in outcome.out
+    for words in ("stream", "ls"), ("verify",):
+        said = trio(*words).err
+        assert "`jstream repair --adopt` says what the others can do alone" in said and "from good ones" not in said
     shutil.rmtree(volumes[0])
     outcome = trio(*ALL_IS_WELL)
     assert (outcome.code, lines(outcome.out)) == (2, [("CRITICAL", "store")])

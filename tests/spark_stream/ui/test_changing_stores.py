@@ -66,6 +66,7 @@ def test_every_page_says_what_is_left_of_a_store_that_was_whole_when_it_was_open
         health = browser.api("/overview")["health"]
         assert health["state"] == state
         assert all(problem["command"] for problem in health["problems"])
+        assert not any("adopt" in problem["change"] for problem in health["problems"])
 
 
 @pytest.mark.parametrize("work", ["append", "repair", "scrub", "maintain"])

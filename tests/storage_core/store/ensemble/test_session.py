@@ -115,7 +115,7 @@ def test_a_reader_that_cannot_decide_says_so_and_reads_what_is_committed(
     pauses: list[float] = []
     with caplog.at_level(logging.WARNING, "storage_core"):
         reader = Store.open(volume, read_only=True, env=Environment(sleep=pauses.append))
-    assert "cannot be decided here" in caplog.text
+    assert "read as last known to be committed; newer messages may exist" in caplog.text
     waited = len(pauses)
     assert contents(reader) == [b"0"]
     assert len(pauses) == waited, "it waits for the writer once"
