@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storage_core.errors import StorageError
-from storage_core.metadata.commands import NoOp
+from storage_core.metadata.commands import Event, NoOp, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
@@ -188,6 +188,10 @@ class Repair:
                 notes.note("", damage.volume, f"{damage.file}: {damage.reason}")
             notes.tell(session)
             left = {(file.volume, file.file) for file in self._damaged_files(session)}
+            done = sorted({file.volume for file in damaged} - {volume for volume, _ in left})
+            if done:
+                why = "damaged metadata files were replaced"
+                session.propose(RecordEvents(tuple(Event("repaired", volume=volume, reason=why) for volume in done)))
         self._seen.damage.extend(
             replace(damage, repaired=(damage.volume, damage.file) not in left) for damage in damaged
         )

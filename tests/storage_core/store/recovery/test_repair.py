@@ -61,6 +61,23 @@ def test_a_page_of_zeros_in_the_log_is_found_and_repaired(tmp_path: Path) -> Non
     assert damaged_count >= 5  # other pages had votes that no longer count
 
 
+def test_damaged_metadata_files_that_were_replaced_are_said_to_be_repaired(tmp_path: Path) -> None:
+    paths = [tmp_path / f"volume-{number}" for number in range(3)]
+    with Store.create(paths) as store:
+        stream = store.add_stream({"name": "S"})
+        (log,) = (paths[0] / "meta").glob("*.log")
+        damaged = bytearray(log.read_bytes())
+        damaged[len(damaged) // 2] ^= 0xFF
+        log.write_bytes(damaged)
+    with Store.open(paths) as store:
+        store.stream(stream.name).publish("S", b"goes on, from a snapshot of another volume")
+        report = store.repair()
+        assert [place["repaired"] for place in report["damage"]] == [True]
+        events = [event for event in store.events() if event["volume"] == report["damage"][0]["volume"]]
+        assert [event["kind"] for event in events[-2:]] == ["damaged", "repaired"]
+        assert events[-1]["reason"] == "damaged metadata files were replaced"
+
+
 def contents(store: Store) -> list[bytes]:
     data: list[bytes] = store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist()
     return data
