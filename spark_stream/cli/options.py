@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -159,6 +159,19 @@ def warn_of_volumes(store: "Store") -> None:
         if reason:
             state = volume.state if volume.reason else "retired"
             log.warning("volume %s is %s: %s; %s", labels[volume.name], state, reason, remedy)
+
+
+def warn_of_replicas(store: "Store", infos: Sequence[Mapping[str, Any]]) -> None:
+    """Say which volumes have bad copies of these streams, one reason each, but for those that take no part at all."""
+    labels, said = volume_labels(store), {volume.name for volume in store.volumes() if volume.reason}
+    for info in infos:
+        for replica in info["cluster"]["replicas"]:
+            if replica["current"] or replica["name"] in said:
+                continue
+            said.add(replica["name"])
+            blocks = f"stream {info['config']['name']}: {replica['damaged_blocks']} of its blocks are damaged or gone"
+            reason = replica["reason"] or blocks
+            log.warning("volume %s is %s: %s; %s", labels[replica["name"]], replica["state"], reason, remedy_of(store))
 
 
 def remedy_of(store: "Store") -> str:

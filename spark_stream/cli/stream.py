@@ -23,6 +23,7 @@ from spark_stream.cli.options import (
     remember_store,
     require_consent_possible,
     volume_labels,
+    warn_of_replicas,
 )
 from spark_stream.cli.quantities import parse_since_ns, show_value
 from spark_stream.cli.spelling import spells
@@ -313,6 +314,7 @@ def _row(info: dict[str, Any]) -> list[Any]:
 def _show_report(store: str, json: bool) -> None:
     with open_store(store) as opened:
         infos = opened.report()
+        warn_of_replicas(opened, infos)
     if json:
         print_json(infos)
     elif not infos:

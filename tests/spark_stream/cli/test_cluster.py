@@ -112,6 +112,19 @@ def test_a_report_counts_the_states_of_all_copies(trio, replicated, volumes) -> 
     assert [one["config"]["name"] for one in found] == ["ORDERS", "OTHER"]
 
 
+def test_a_report_warns_once_of_a_volume_with_bad_copies_and_names_the_remedy(trio, replicated, volumes) -> None:
+    replicated.add_stream({"name": "OTHER"})
+    (log,) = (volumes[1] / "meta").glob("*.log")
+    data = bytearray(log.read_bytes())
+    written = [at for at in range(8192, len(data), 4096) if any(data[at : at + 64])]
+    data[written[len(written) // 2] + 20] ^= 0xFF
+    log.write_bytes(data)
+    for words in ("stream", "report"), ("stream", "report", "--json"):
+        (said,) = trio(*words).err.splitlines()
+        assert said.startswith("warning: volume disk-2 is damaged: ") and "the metadata log is damaged" in said
+        assert said.endswith("; `jstream repair` brings copies and volumes back from good ones")
+
+
 def test_a_report_without_streams_says_so(trio) -> None:
     assert trio("stream", "report").err == "no streams\n"
     assert trio.done("stream", "report", "--json") == "[]\n"
