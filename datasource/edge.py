@@ -1,11 +1,13 @@
 """The edge towards Spark: errors that leave here show their code, as Spark's own do: `[JSTREAM_DATA_LOSS] ...`.
 
-Spark makes text of whatever Python raises, so this is the last place where an error is one of ours.
+Spark makes text of whatever Python raises, so this is the last place where an error is one of ours. It prints the whole
+of a traceback before the error itself; one of ours says what happened and where, and comes without: JSTREAM_TRACEBACK=1
+keeps it.
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from storage_core.errors import StorageError
@@ -31,22 +33,24 @@ def shows_code(function: F) -> F:
 
     @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
-        with _showing():
+        try:
             result = function(*arguments, **named)
+        except StorageError as error:
+            raise _shown(error)  # noqa: B904
         return _shown_iterator(result) if isinstance(result, Iterator) else result
 
     return wrapped  # type: ignore[return-value]
 
 
 def _shown_iterator(rows: Iterator[Any]) -> Iterator[Any]:
-    with _showing():
-        yield from rows
-
-
-@contextmanager
-def _showing() -> Iterator[None]:
     try:
-        yield
+        yield from rows
     except StorageError as error:
-        error.shows_code = True
-        raise
+        raise _shown(error)  # noqa: B904
+
+
+def _shown(error: StorageError) -> StorageError:
+    error.shows_code = True
+    if not os.environ.get("JSTREAM_TRACEBACK"):
+        error.__traceback__, error.__cause__, error.__suppress_context__ = None, None, True
+    return error

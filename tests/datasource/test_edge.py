@@ -1,5 +1,6 @@
 """Errors that leave for Spark show their code; those that are asked for by Python callers do not."""
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,17 @@ def test_an_error_towards_spark_shows_its_code(options: dict[str, str], call: Ca
     with pytest.raises(StorageError) as raised:
         call({**options, "path": f"{options['path']}-not-there"})
     assert str(raised.value).startswith("[JSTREAM_NOT_A_STORE] ")
+
+
+def test_an_error_towards_spark_is_a_few_lines(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines() -> int:
+        with pytest.raises(StorageError) as raised:
+            source.schema({**options, "path": f"{options['path']}-not-there"})
+        return len(list(traceback.TracebackException.from_exception(raised.value).format()))
+
+    assert lines() <= 8
+    monkeypatch.setenv("JSTREAM_TRACEBACK", "1")
+    assert lines() > 12
 
 
 def test_so_does_one_in_the_middle_of_the_rows(options: dict[str, str]) -> None:
