@@ -39,17 +39,22 @@ def add(
     """Give a store a name. A context of this name is replaced."""
     if not _NAME.fullmatch(name):
         raise WrongUsage(f"{name!r} is no name for a context; letters, digits, dots, dashes and underscores make one")
-    from storage_core.paths import volume_path
+    from storage_core.paths import is_in_object_store, volume_path
 
     paths = [volume_path(path.strip(), "VOLUME") for volume in volumes for path in volume.split(",") if path.strip()]
     if not paths:
         raise WrongUsage(f"context {name}: name at least one volume")
     contexts = load_contexts()
+    done = "replaced" if name in contexts.stores else "added"
     contexts.stores[name] = paths
     if select:
         contexts.selected = name
     save(contexts)
-    say(f"context {name} is selected" if select else f"context {name} was added; use it with --store {NAME_MARK}{name}")
+    say(
+        f"context {name} is selected" if select else f"context {name} was {done}; use it with --store {NAME_MARK}{name}"
+    )
+    if not any(is_in_object_store(path) or os.path.isdir(path) for path in paths):
+        say(f"note: none of its volumes is there yet: {', '.join(paths)}")
     _say_nearer_store(select)
 
 

@@ -63,6 +63,13 @@ def test_the_nearest_name_of_a_store_counts(
     assert jstream.done("stream", "ls", "--names", "--store", other) == "OTHER\n"
 
 
+def test_a_context_that_is_replaced_or_names_nothing_yet_says_so(jstream, other: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    added = jstream("context", "add", "shop", nowhere).err
+    assert added.startswith("context shop was added; ") and added.endswith(f"is there yet: {nowhere}\n")
+    assert jstream("context", "add", "shop", other).err == "context shop was replaced; use it with --store @shop\n"
+
+
 def test_a_file_in_the_folder_may_name_a_context(
     jstream, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
