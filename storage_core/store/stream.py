@@ -166,7 +166,10 @@ class Stream:
     def publish(
         self, subject: str, data: bytes | str | None, headers: Headers | None = None, msg_id: str | None = None
     ) -> Published:
-        """Append one message durably and return its sequence, or that of the first message with its msg_id."""
+        """Append one message durably and return its sequence, or that of the first message with its msg_id.
+
+        A duplicate of a message that was removed since has a sequence of its own, at which nothing is shown.
+        """
         message = {"subject": subject, "data": data, "headers": headers, "msg_id": msg_id}
         fields = {name: value for name, value in message.items() if value is not None or name in ("subject", "data")}
         got = self._append(incoming.batch_of_rows(self.name, [fields]))

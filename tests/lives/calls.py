@@ -75,7 +75,8 @@ class Calls:
         def done(result: tuple[int, bool], ended: float) -> None:
             sequence, is_duplicate = result
             append.ended = ended
-            if is_duplicate and any(one.takes(sequence, append.batch.subject) for one in stream.removals):
+            places = {sequence, append.first or sequence}
+            if is_duplicate and any(one.takes(at, append.batch.subject) for one in stream.removals for at in places):
                 return  # where the first one was, nobody says any more
             stream.appended(append, sequence, sequence + 1, ended)
             self._life.counts["messages"] += 1
