@@ -60,7 +60,7 @@ def apply(
         if planned.conflicts:
             raise CommandFailed(f"{counted(len(planned.conflicts), 'conflict')} with what is there; nothing was done")
         if not execute:
-            say("nothing was done: --execute does it" if planned.actions else "nothing to do")
+            say("nothing was done; --execute does it" if planned.actions else "nothing to do")
             return
         losses = [_name(action) for action in planned.actions if action.kind == DELETE]
         if losses:

@@ -41,7 +41,7 @@ def test_the_plan_is_printed_and_only_execute_acts_on_it(jstream, store: Store, 
         "make      stream DEAD",
         '            subjects: ["dead.orders"]',
     ]
-    assert "nothing was done: --execute does it" in outcome.err
+    assert "nothing was done; --execute does it" in outcome.err
     assert "done: 3 changes" in jstream("apply", file, "--execute").err
     assert sorted(store.streams()) == ["DEAD", "ORDERS"]
     assert store.stream("ORDERS").consumer("warehouse").config.ack_wait == 60_000_000_000
