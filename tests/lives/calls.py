@@ -91,11 +91,15 @@ class Calls:
 
     def read(self) -> Call:
         stream = self._stream()
-        call = Call("read", {"stream": stream.name})
+        call = Call("read", {"stream": stream.name}, refused=lambda failure: self._is_stale(stream, failure))
         call.done = lambda rows, ended: stream.look(
             rows, call.began, ended, is_newest=not self._life.crew.is_excused(call)
         )
         return call
+
+    def _is_stale(self, stream: StreamLedger, failure: Failure) -> bool:
+        """Return whether a read met blocks that went after it was planned, in a store that keeps none of them."""
+        return failure.is_a("StalePlanError") and bool(stream.removals) and not self._life.keeps_removed
 
     def get(self) -> Call | None:
         stream = self._stream()
@@ -105,7 +109,7 @@ class Calls:
         sequence = self._random.choice(known)
 
         def refused(failure: Failure) -> bool:
-            return failure.is_a("NotFoundError") and bool(stream.removals)
+            return failure.is_a("NotFoundError") and bool(stream.removals) or self._is_stale(stream, failure)
 
         return Call(
             "get", {"stream": stream.name, "sequence": sequence}, lambda row, _: stream.check_row(row), refused=refused

@@ -85,6 +85,7 @@ class Life:
             "snapshot_every": self.random.choice((3, 8, 128)),
             "deleted_block_retention": self.random.choice(("0s", "1h")),
         }
+        self.keeps_removed = settings["deleted_block_retention"] != "0s"
         self.note(str(settings))
         process = self.crew.start()
         self.crew.alone(process, Call("create", {"paths": _texts(self.volumes.paths), **settings}))
