@@ -17,6 +17,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from storage_core.errors import RequirementError, StorageError
@@ -203,7 +204,11 @@ class RemoteObjectStore:
         while True:
             try:
                 return call()
-            except Exception as error:
+            except BaseException as error:
+                if type(error).__name__ == "PanicException":  # of the client, which may have asked before
+                    raise UnreachableError(errno.EHOSTUNREACH, _plain(error), self._where(name)) from None
+                if not isinstance(error, Exception):
+                    raise
                 mine = self._error(error, verb, name)
                 left_s = ends - time.monotonic()
                 if not repeat or left_s <= 0 or not isinstance(mine, OSError) or mine.errno in _FINAL:
@@ -226,24 +231,24 @@ class RemoteObjectStore:
         """Return an error of the client as one of the operating system."""
         from obstore import exceptions
 
-        where, text = self._where(name), _plain(error)
+        where, text, code = self._where(name), _plain(error), _code(error)
         if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
             return FileExistsError(errno.EEXIST, "there may be such an object", where)
-        if _code(error) in _CODES_OF_MISSING_BUCKETS:
+        if code in _CODES_OF_MISSING_BUCKETS:
             return FileNotFoundError(errno.ENOENT, "there is no such bucket", self.uri)
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(errno.ENOENT, "no such object", where)
         is_refused = isinstance(
             error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError | PermissionError
         )
-        is_refused = is_refused or _REFUSED.search(text) is not None
-        if _METADATA_SERVICE.search(text):
-            is_final = is_refused or _NOT_FOUND.search(text) is not None
+        is_refused = is_refused or _REFUSED.search(str(error)) is not None
+        if _METADATA_SERVICE.search(str(error)):
+            is_final = is_refused or _NOT_FOUND.search(str(error)) is not None
             text = f"no credentials: neither settings nor environment nor a role of this machine give any: {text}"
             if is_final:
                 return PermissionError(errno.EACCES, text, where)
             return UnreachableError(errno.EHOSTUNREACH, text, where)
-        if is_refused or _code(error) in _CODES_OF_SETTINGS or "configured region" in text:
+        if is_refused or code in _CODES_OF_SETTINGS or "configured region" in text:
             return _refusal(verb, text, where)
         if isinstance(error, exceptions.NotSupportedError):
             return OSError(errno.ENOTSUP, text, where)
@@ -278,20 +283,29 @@ def _refusal(verb: str, text: str, where: str) -> PermissionError:
     )
 
 
-def _code(error: Exception) -> str:
-    """Return what S3 calls an error; empty if it does not."""
-    code = re.search(r"<Code>(\w+)</Code>", str(error))
-    return code[1] if code else ""
+def _code(error: BaseException) -> str:
+    """Return what S3 calls an error; empty if it does not. Of an object among many it says it in the answer."""
+    code = re.search(r"<Code>(\w+)</Code>|\(code: (\w+)\)", str(error))
+    return code[1] or code[2] if code else ""
 
 
-def _plain(error: Exception) -> str:
-    """Return what an error says in one line, without what follows a `?` in an address, and without documents.
+_OF_MANY = re.compile(r".*request failed for key \S+: ")
+_REQUEST = re.compile(r".*Error performing \w+ (\w+://)(?:[^/\s]*@)?([^/\s]+)\S* in \S+ - ")
+_STATUS = re.compile(r"Server returned [^:]+: (?=\d)")
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|Invalid\w+\(\s*(\w+)')  # in how the client shows itself
+
+
+def _plain(error: BaseException) -> str:
+    """Return in one line which server was asked and what became of it, without addresses and documents.
 
     These name keys and what was signed; but the code that the store gave is of use.
     """
-    text, document, _ = str(error).split("Debug source:")[0].partition("<?xml")
-    text = re.sub(r"\?[^\s\"')]*", "", " ".join(text.split()))
-    return f"{text}{_code(error) if document else ''}"[:300]
+    text, _, source = str(error).partition("Debug source:")
+    text, document, _ = " ".join(text.split()).partition("<")
+    text = _STATUS.sub("", _REQUEST.sub(r"\1\2: ", _OF_MANY.sub("", text))).rstrip(": ")
+    text = re.sub(r"\?[^\s\"')]*", "", f"{text}: {_code(error)}" if document else text)
+    causes = _CAUSE.findall(source) if text.endswith("error sending request") else []
+    return (f"{text}: {''.join(causes[-1])}" if causes else text)[:300]
 
 
 def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
@@ -310,7 +324,12 @@ def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
     plain = {key: _PREFIXES.sub("", key, count=1) for key in options}
     client |= {plain[key]: value for key, value in options.items() if plain[key] in _CLIENT_OPTIONS}
     config = {key: value for key, value in options.items() if plain[key] not in _CLIENT_OPTIONS}
-    if any(str(text).startswith("http://") for text in [*config.values(), *map(os.environ.get, _ENDPOINTS)]):
+    endpoints = {key: text for key, text in config.items() if "endpoint" in key}
+    endpoints |= {key: text for key in _ENDPOINTS if (text := os.environ.get(key))}
+    for key, text in endpoints.items():
+        if not _is_address(text):  # the client panics
+            raise ValueError(f"{uri}: {key} is no address; valid are those like https://host and http://host:9000")
+    if any(text.startswith("http://") for text in [*config.values(), *endpoints.values()]):
         client.setdefault("allow_http", "true")
     retries = {"max_retries": retry_count, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
     try:
@@ -320,6 +339,14 @@ def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
         raise ValueError(f"{uri}: unknown storage option {unknown!r}{did_you_mean(unknown, _KNOWN)}") from None
     except Exception as error:
         raise ValueError(f"{uri}: {_plain(error)}") from None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number, or a bracket
+        return False
 
 
 _KNOWN = (

@@ -6,10 +6,9 @@ only. So many are let race for one name, again and again, and the object is look
 objects have tags, another content has another one.
 """
 
-import errno
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -100,35 +99,42 @@ def _try_race(prefix: Path, files: Files, path: Path, round_number: int) -> str 
     for racer in racers:
         racer.join()
     try:
-        unexpected = next((error for error in errors if not isinstance(error, UnreachableError)), None)
-        if unexpected is not None:
-            raise unexpected
-        if not won:
-            if errors:  # who won may have got no answer
-                raise errors[0]
-            return None
-        if len(won) > 1:
-            raise _refusal(prefix, f"of {RACER_COUNT} that created one object at once {len(won)} succeeded")
-        with closing(files.open(path)) as file:
-            tag = file.tag
-            if file.read_at(0, CONTENT_SIZE) != content(won[0]):
-                raise _refusal(prefix, "an object that was created is another one's")
-            if file.read_at(10, 20) != content(won[0])[10:30]:
-                raise _refusal(prefix, "a range of an object is another one")
-        if path.name not in files.list_directory(prefix) or files.file_size(path) != CONTENT_SIZE:
-            raise _refusal(prefix, "an object that was created is not listed")
-    finally:
-        files.unlink(path)
+        tag = _outcome_of(prefix, files, path, [content(number) for number in won], errors)
+    except BaseException:
+        with suppress(OSError):  # what came before it says more
+            files.unlink(path)
+        raise
+    files.unlink(path)
     if path.name in files.list_directory(prefix):
         raise _refusal(prefix, "an object that was deleted is listed")
     try:
         files.file_size(path)
     except FileNotFoundError:
         return tag
-    except OSError as error:
-        if error.errno != errno.ENOENT:
-            raise
     raise _refusal(prefix, "an object that was deleted is there")
+
+
+def _outcome_of(prefix: Path, files: Files, path: Path, won: Sequence[bytes], errors: Sequence[OSError]) -> str | None:
+    """Return the tag of the object that one of the racers created; None if nobody did."""
+    unexpected = next((error for error in errors if not isinstance(error, UnreachableError)), None)
+    if unexpected is not None:
+        raise unexpected
+    if not won:
+        if errors:  # who won may have got no answer
+            raise errors[0]
+        return None
+    if len(won) > 1:
+        raise _refusal(prefix, f"of {RACER_COUNT} that created one object at once {len(won)} succeeded")
+    content = won[0]
+    with closing(files.open(path)) as file:
+        tag = file.tag
+        if file.read_at(0, CONTENT_SIZE) != content:
+            raise _refusal(prefix, "an object that was created is another one's")
+        if file.read_at(10, 20) != content[10:30]:
+            raise _refusal(prefix, "a range of an object is another one")
+    if path.name not in files.list_directory(prefix) or files.file_size(path) != CONTENT_SIZE:
+        raise _refusal(prefix, "an object that was created is not listed")
+    return tag
 
 
 def _refusal(

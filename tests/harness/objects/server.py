@@ -30,6 +30,7 @@ class Faults:
     short    the answer is cut in its middle
     whole    the range that is asked for is ignored
     always   the condition is ignored that nothing has the name yet
+    each ... it is answered that the object, one of many to be deleted, is refused with this code
     503 ...  that status, and nothing is done; with a code after a space, as S3 has them
     nothing  it is done
     """
@@ -50,6 +51,11 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
         if status.isdecimal():
             self._read_body()
             self._send_error(localbucket.S3Error(HTTPStatus(int(status)), code or "Fault", f"key {KEY_ID}"))
+            return
+        if status == "each":
+            key = self._read_body().partition(b"<Key>")[2].partition(b"</Key>")[0]
+            error = b"<Error><Key>%s</Key><Code>%s</Code><Message>No.</Message></Error>" % (key, code.encode())
+            self._send(HTTPStatus.OK, b"<DeleteResult>%s</DeleteResult>" % error)
             return
         if fate == "whole":
             del self.headers["Range"]

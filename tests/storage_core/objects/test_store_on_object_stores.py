@@ -67,6 +67,9 @@ def test_settings_are_taken_by_the_names_that_others_have_for_them(
     [
         ("aws_region=x", "a mapping of options is needed, not str"),
         ({"aws_session_token": None}, "'aws_session_token' is NoneType"),
+        ({"aws_endpoint_url": "127.0.0.1:9000"}, "aws_endpoint_url is no address; valid are those like https://host"),
+        ({"endpoint": "http://"}, "endpoint is no address"),
+        ({"aws_endpoint_url": "http://[::1"}, "aws_endpoint_url is no address"),
         ({"aws_regoin": "x"}, "unknown storage option 'aws_regoin'; did you mean 'aws_region'"),
     ],
 )
@@ -182,6 +185,12 @@ def test_wrong_addresses_are_named(buckets: list[str], s3_options: dict[str, str
     with pytest.raises(StorageError) as caught:
         Store.open("s3://no-such-bucket/shop", storage_options=s3_options)
     assert "a secret" not in str(caught.value) + repr(store) + repr(caught.value)
+
+
+def test_address_in_the_environment_that_is_none_is_named(buckets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(ValueError, match="AWS_ENDPOINT_URL is no address"):
+        Store.open(buckets[0], storage_options={"aws_region": "not-yet-used"})
 
 
 def test_missing_extra_is_named(buckets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
