@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from storage_core import access
-from storage_core.errors import NoQuorumError, ProcessError
+from storage_core.errors import NoQuorumError, ProcessError, VolumeAwayError, VolumeFailedError
 from storage_core.paths import is_in_object_store
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -97,6 +97,11 @@ def of_process(error: BaseException, where: object = "") -> ProcessError:
     if code in RIGHTS and is_in_object_store(str(file)):
         return ProcessError(str(file), code, str(getattr(error, "strerror", error)))
     return ProcessError(str(file), code, _advice(code, str(file)))
+
+
+def of_volume(error: OSError, text: str) -> VolumeFailedError:
+    """Return what to raise where a volume does not give or take something: it is away for now, or it failed."""
+    return VolumeAwayError(text) if isinstance(error, UnreachableError) else VolumeFailedError(text)
 
 
 def too_few(error: NoQuorumError, refusals: Iterable[ProcessError | None]) -> NoQuorumError | ProcessError:

@@ -30,7 +30,7 @@ from storage_core.errors import (
     VolumeFailedError,
 )
 from storage_core.forks import Stage, renew_in_children
-from storage_core.os_errors import CLOSED, FULL, raise_if_limit, raise_if_of_process
+from storage_core.os_errors import CLOSED, FULL, of_volume, raise_if_limit, raise_if_of_process
 from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
@@ -162,7 +162,7 @@ class Metadata:
             if error is not None:
                 raise_if_of_process(error, self.label)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise VolumeFailedError(f"{self.label} cannot be read: {error}") from error
+                raise of_volume(error, f"{self.label} cannot be read: {error}") from error
             reason = error if error is not None else "it was never written, or is lost"
             raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}. {REMEDY}") from error
         logger.warning("%s: read as last known to be committed; newer messages may exist", self.label)
@@ -307,4 +307,4 @@ def translated(label: object) -> Iterator[None]:
             reason = access.in_words(error, writing=True)
             raise ReadOnlyError(f"{label} cannot be written: {reason} ({error.filename})") from error
         raise_if_of_process(error, label)
-        raise VolumeFailedError(f"{label}: {error}") from error
+        raise of_volume(error, f"{label}: {error}") from error

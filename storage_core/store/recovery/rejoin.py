@@ -24,7 +24,7 @@ from storage_core.errors import CorruptionError, RequirementError, StorageError,
 from storage_core.metadata.commands import ChangeVolumes, Event, Voter
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.os_errors import raise_if_of_process
+from storage_core.os_errors import of_volume, raise_if_of_process
 from storage_core.raft.entry import EntryId
 from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
 from storage_core.store.ensemble import creation
@@ -129,7 +129,7 @@ def rejoin(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
         position = prepare(session, made, env, set_aside=_is_of_another_copy(session, absent_volume))
     except OSError as error:
         raise_if_of_process(error)
-        raise VolumeFailedError(f"{volume.path} could not be made anew: {error}") from error
+        raise of_volume(error, f"{volume.path} could not be made anew: {error}") from error
     voter = session.state.voter(volume.volume_id)
     events: tuple[Event, ...] = ()
     if voter is not None and not voter.learner:  # of a learner the end of the change will tell
@@ -172,7 +172,7 @@ def _check(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
         names = set(env.files.list_directory(path))
     except OSError as error:
         raise_if_of_process(error)
-        raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
+        raise of_volume(error, f"{path} cannot be looked at: {error}") from error
     strange = sorted(name for name in names.difference(_OURS) if not name.startswith(SET_ASIDE_PREFIX))
     if volume.identity is None and strange:
         raise RequirementError(

@@ -19,12 +19,10 @@ from storage_core.errors import (
     CorruptionError,
     NotAStoreError,
     UnsupportedVersionError,
-    VolumeAwayError,
-    VolumeFailedError,
 )
 from storage_core.file_kinds import IDENTITY
 from storage_core.files import Files
-from storage_core.os_errors import UnreachableError, raise_if_of_process
+from storage_core.os_errors import of_volume, raise_if_of_process
 from storage_core.paths import is_in_object_store
 
 FILE_NAME = "jstream.volume"
@@ -84,7 +82,7 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
         return together(files, directory / FILE_NAME, partial(_read_identity, files, directory))
     except OSError as error:
         raise_if_of_process(error, directory)
-        raise _failure(error, f"{directory} cannot be looked at: {error}") from error
+        raise of_volume(error, f"{directory} cannot be looked at: {error}") from error
 
 
 def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
@@ -118,18 +116,14 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
         raise_if_of_process(error, path)
         if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):  # a link, a directory, a FIFO
             raise NotAStoreError(f"{path} is not a file of a volume: {error.strerror}") from error
-        raise _failure(error, f"{path} cannot be opened: {error}") from error
+        raise of_volume(error, f"{path} cannot be opened: {error}") from error
     try:
         return decode_identity(file.read_at(0, PAGE_SIZE + 1), path)
     except OSError as error:
         raise_if_of_process(error, path)
-        raise _failure(error, f"{path} cannot be read: {error}") from error
+        raise of_volume(error, f"{path} cannot be read: {error}") from error
     finally:
         file.close()
-
-
-def _failure(error: OSError, text: str) -> VolumeFailedError:
-    return VolumeAwayError(text) if isinstance(error, UnreachableError) else VolumeFailedError(text)
 
 
 def _is_file(files: Files, path: Path) -> bool:

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from storage_core import access, buffers
 from storage_core.block.format import BlockSummary
-from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
-from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process
+from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError
+from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, of_volume
 from storage_core.raft.rules import majority
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
@@ -215,4 +215,4 @@ def _refusal(target: WriteTarget, error: OSError, others: list[OSError]) -> Stor
         )
     if is_of_process(error):
         return of_process(error, where)
-    return VolumeFailedError(f"{where}: {error}{also}")
+    return of_volume(error, f"{where}: {error}{also}")

@@ -19,12 +19,15 @@ from storage_core.errors import (
     CorruptionError,
     NoQuorumError,
     NotAStoreError,
+    OutcomeUnknownError,
     ProcessError,
     ReadOnlyError,
     StorageError,
     UnsuitableFileSystemError,
+    VolumeAwayError,
 )
 from storage_core.objects.client import CALL_TIMEOUT_S
+from storage_core.objects.remote import RemoteObjectStore
 from storage_core.store.store import Store
 from storage_core.store.volume import object_probe
 from storage_core.store.writing.appends import WriterBatch
@@ -168,10 +171,13 @@ REFUSALS: list[tuple[str, Requests, str, type[StorageError], str]] = [
     ("403 AccessDenied", gets, "open", ProcessError, "refuses to get"),
     ("403 AccessDenied", lists, "open", ProcessError, "refuses to list"),
     ("403 AccessDenied", puts, "append", ReadOnlyError, "refuses to put"),
+    ("403 AccessDenied", puts, "consumer", ReadOnlyError, "refuses to put"),
     ("403 AccessDenied", gets, "create", ReadOnlyError, "refuses to get"),
     ("403 AccessDenied", lists, "create", ReadOnlyError, "refuses to list"),
     ("403 AccessDenied", puts, "create", ReadOnlyError, "refuses to put"),
     ("403 AccessDenied", deletes, "create", ReadOnlyError, "refuses to delete"),
+    ("each AccessDenied", deletes, "create", ReadOnlyError, "refuses to delete"),
+    ("403 AccessDenied", lambda *request: puts(*request) or deletes(*request), "create", ReadOnlyError, "to put"),
 ]
 
 
@@ -194,6 +200,7 @@ def test_what_is_refused_is_named_and_secrets_are_not_shown(
         "open": lambda: Store.open(buckets[0], storage_options=options),
         "append": lambda: store.stream("ORDERS").append(rows(2)),
         "read": lambda: store.stream("ORDERS").read().read_all(),
+        "consumer": lambda: store.stream("ORDERS").add_consumer({"name": "other"}),
         "fetch": lambda: consumer.fetch(1, timeout_s=0),
         "create": lambda: Store.create(buckets[1], storage_options=options),
     }
@@ -262,6 +269,28 @@ def test_bucket_that_is_not_there_is_no_store(s3_options: dict[str, str]) -> Non
         Store.open("s3://no-such-bucket/shop", storage_options=s3_options)
     with pytest.raises(NotAStoreError, match="there is no bucket s3://no-such-bucket"):
         Store.create("s3://no-such-bucket/shop", storage_options=s3_options)
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+def test_volumes_of_which_nothing_answers_are_away(
+    buckets: list[str], options: dict[str, str], monkeypatch: pytest.MonkeyPatch, volume_count: int
+) -> None:
+    monkeypatch.setattr(RemoteObjectStore.__init__, "__defaults__", (0.5,))  # seconds for a call, repetitions included
+    made(buckets[:volume_count], options)
+    nowhere = {**options, "aws_endpoint_url": "http://127.0.0.1:1"}
+    for call in (Store.open, Store.create):
+        with pytest.raises(VolumeAwayError, match=r"http://127\.0\.0\.1:1: .*Connection refused"):
+            call(buckets[:volume_count], storage_options=nowhere)
+
+
+def test_append_that_no_volume_takes_is_refused_since_they_are_away(
+    buckets: list[str], options: dict[str, str], faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteObjectStore.__init__, "__defaults__", (0.5,))
+    store = made(buckets, options)
+    faults.judge = lambda verb, address: "503 SlowDown" if verb == "PUT" else ""
+    with pytest.raises(VolumeAwayError, match="503 Service Unavailable: SlowDown"):
+        store.stream("ORDERS").append(rows(1))
 
 
 @pytest.mark.parametrize("fate", ["404 NoRole", "403 Forbidden"])
@@ -378,3 +407,23 @@ def test_buckets_that_were_emptied_are_no_store_and_nothing_is_made_of_them(
     with pytest.raises(NotAStoreError):
         Store.open(buckets[:volume_count], storage_options=s3_options)
     assert not [path for bucket in buckets for path in (s3_root / bucket.split("/")[2]).rglob("*.rec")]
+
+
+def test_append_that_may_not_look_whether_it_counts_does_not_say_that_nothing_was_stored(
+    buckets: list[str], options: dict[str, str], faults: Faults
+) -> None:
+    store = made(buckets[:1], options)
+    store.stream("ORDERS").append(rows(1))
+    created: list[str] = []
+
+    def judge(verb: str, address: str) -> str:
+        if verb == "PUT" and ".rec" in address:
+            created.append(address)
+        return "403 AccessDenied" if verb == "HEAD" and created else ""
+
+    faults.judge = judge
+    with pytest.raises(OutcomeUnknownError, match="check the credentials"):
+        store.stream("ORDERS").append(rows(2), WriterBatch("loader", "2"))
+    faults.judge = lambda verb, address: ""
+    store.stream("ORDERS").append(rows(2), WriterBatch("loader", "2"))
+    assert data(store) == [b"1"] * 3 + [b"2"] * 3
