@@ -452,11 +452,17 @@ class ObjectLog:
             commit, entries,
         )  # fmt: skip
         data = record.encode()
+        is_taken: FileExistsError | None = None
         try:
             self._create(self._record_path(number), data)
         except FileExistsError as error:
-            self._check_own(record, error)
-        self._check(position.witness)
+            is_taken = error
+        try:
+            if is_taken is not None:
+                self._check_own(record, is_taken)
+            self._check(position.witness)
+        except PermissionError as error:  # to look: it may be stored
+            raise UnreachableError(error.errno, error.strerror, error.filename) from error
         return Position(number, position.offset_bytes + len(data), position.witness)
 
     def _create(self, path: Path, data: bytes) -> None:
