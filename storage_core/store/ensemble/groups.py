@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from storage_core.errors import OutcomeUnknownError, SupersededError
 from storage_core.forks import Stage, renew_in_children
+from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,8 @@ class CommitGroups:
 
 def _try(job: _Job[object], session: Session) -> None:
     try:
-        job.result = job.call(session)
+        with translated(session.label):
+            job.result = job.call(session)
     except Exception as error:
         job.error = error
 

@@ -200,7 +200,9 @@ def test_what_is_refused_is_named_and_secrets_are_not_shown(
         "open": lambda: Store.open(buckets[0], storage_options=options),
         "append": lambda: store.stream("ORDERS").append(rows(2)),
         "read": lambda: store.stream("ORDERS").read().read_all(),
-        "consumer": lambda: store.stream("ORDERS").add_consumer({"name": "other"}),
+        "consumer": lambda: (
+            Store.open(buckets[0], storage_options=options).stream("ORDERS").add_consumer({"name": "other"})
+        ),
         "fetch": lambda: consumer.fetch(1, timeout_s=0),
         "create": lambda: Store.create(buckets[1], storage_options=options),
     }
