@@ -53,8 +53,24 @@ def real_place(path: "str | os.PathLike[str]") -> Path:
 
 
 def volume_path(path: str, label: str) -> str:
-    """Return the absolute path of a volume, or its address in an object store. Raises ValueError as `local_path`."""
-    return str(place(path)) if is_in_object_store(path) else local_path(path, label)
+    """Return the absolute path of a volume, or its address in an object store.
+
+    Raises ValueError as `local_path`, and for an address without a bucket or with what may be a secret. That is not
+    shown: addresses are, and are kept in the store.
+    """
+    if not is_in_object_store(path):
+        return local_path(path, label)
+    scheme, _, rest = path.partition("://")
+    bucket = rest.partition("/")[0]
+    if not bucket:
+        raise ValueError(f"{label}: {path!r} names no bucket; volumes are like s3://bucket/prefix")
+    account = bucket.rpartition("@")[0]
+    if ":" in bucket or "?" in rest or "\0" in rest or (account and not scheme.startswith("abfs")):
+        raise ValueError(
+            f"{label}: an address {scheme}://... has user, password, port or query in it; volumes are like "
+            "s3://bucket/prefix, and what else it takes to reach them are storage options, best in the environment"
+        )
+    return str(place(path))
 
 
 def local_path(path: str, label: str) -> str:
@@ -85,9 +101,6 @@ def resolve_paths(paths: Paths) -> list[Path]:
     if not texts or not all(text.strip() for text in texts):
         raise ValueError(f"path: {paths!r} names no volume")
     resolved = [place(volume_path(text, "path")) for text in texts]
-    for position, path in enumerate(resolved):
-        if isinstance(path, ObjectPath) and not path.bucket.partition("://")[2]:
-            raise ValueError(f"path: {texts[position]!r} names no bucket; volumes are like s3://bucket/prefix")
     if len({is_in_object_store(path) for path in resolved}) > 1:
         raise ValueError(f"path: {', '.join(map(str, resolved))}: all volumes of a store are of one kind")
     for position, path in enumerate(resolved):

@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core.files import OS_FILES
-from storage_core.paths import is_in_object_store, local_path, place
+from storage_core.paths import is_in_object_store, local_path, volume_path
 from storage_core.suggestions import instead, not_one_of
 
 if sys.version_info >= (3, 11):
@@ -185,6 +185,9 @@ def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
 
     `remote`: URIs of other file systems are taken, and stay as they are. Raises DefinitionError.
     """
+    if remote and is_in_object_store(text):
+        volume_of(file, key, text)
+        return text
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
     if remote and scheme is not None and scheme[1].lower() != "file":
         return text
@@ -197,7 +200,12 @@ def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
 
 def volume_of(file: Path, key: str, text: str) -> str:
     """Return where a volume is: the same, or its address in an object store. Raises DefinitionError."""
-    return str(place(text)) if is_in_object_store(text) else place_of(file, key, text)
+    if not is_in_object_store(text):
+        return place_of(file, key, text)
+    try:
+        return volume_path(text, key)
+    except ValueError as error:
+        raise DefinitionError(file, "", str(error)) from error
 
 
 def _check_value(file: Path, key: str, value: Any, wanted: inspect.Type) -> None:

@@ -37,6 +37,31 @@ def test_folders_with_the_names_of_schemes_are_folders(tmp_path: Path, monkeypat
     assert [str(path) for path in resolve_paths("s3a://bucket/a,s3://bucket/b")] == ["s3://bucket/a", "s3://bucket/b"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "s3a://KEY:a-secret@bucket/shop",
+        "s3://a-secret@bucket/shop",
+        "gs://a-secret@bucket/shop",
+        "abfss://container:a-secret@account.dfs.core.windows.net/shop",
+        "az://container/shop?sig=a-secret",
+        "s3://bucket:9000/shop",
+    ],
+)
+def test_addresses_with_what_may_be_a_secret_are_refused_without_showing_it(given: str) -> None:
+    with pytest.raises(ValueError, match="storage options") as caught:
+        resolve_paths(given)
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses_without_a_bucket_are_refused() -> None:
+    for given in ("s3://", "s3:///shop"):
+        with pytest.raises(ValueError, match="names no bucket"):
+            resolve_paths(given)
+    (path,) = resolve_paths("abfss://container@account.dfs.core.windows.net/shop")
+    assert str(path) == "abfss://container@account.dfs.core.windows.net/shop"
+
+
 @pytest.mark.parametrize("given", ["s3://bucket/shop", "hdfs://host:9000/shop", "s3:/bucket/shop"])
 def test_what_lies_elsewhere_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match=f"path: '{given}' is not a local path"):

@@ -63,6 +63,11 @@ def test_stores_and_checkpoints_may_be_in_object_stores(file: Path) -> None:
     file.write_text(text.replace("c/check", "a/shop/check"))
     with pytest.raises(DefinitionError, match="lies in s3://a/shop, a volume of a store"):
         load_pipeline(file)
+    for key, place in [(r"source\.store", "s3a://a/"), ("checkpoint", "s3a://c/")]:
+        file.write_text(text.replace(place, place.replace("//", "//a-key:a-secret@")))
+        with pytest.raises(DefinitionError, match=f"{key}.*storage options") as refused:
+            load_pipeline(file)
+        assert "secret" not in str(refused.value)
 
 
 def test_variables_stand_for_the_environment_but_not_in_sql(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
