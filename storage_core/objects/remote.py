@@ -39,6 +39,9 @@ _CLIENT_OPTIONS = (
 )  # fmt: skip
 _PREFIXES = re.compile("aws_|google_|azure_")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_S3_VARIABLES = (
+    "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+)  # fmt: skip
 _user_process: int | None = None  # the process that has used a client; its children may not
 
 
@@ -326,9 +329,14 @@ def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
     config = {key: value for key, value in options.items() if plain[key] not in _CLIENT_OPTIONS}
     endpoints = {key: text for key, text in config.items() if "endpoint" in key}
     endpoints |= {key: text for key in _ENDPOINTS if (text := os.environ.get(key))}
+    # The client panics at what can be no address, and what S3's can be no headers of HTTP.
     for key, text in endpoints.items():
-        if not _is_address(text):  # the client panics
+        if not _is_address(text):
             raise ValueError(f"{uri}: {key} is no address; valid are those like https://host and http://host:9000")
+    of_s3 = {**config, **{key: os.environ[key] for key in _S3_VARIABLES if key in os.environ}}
+    for key, text in of_s3.items() if scheme.startswith("s3") else ():
+        if not (text.isascii() and text.isprintable()):
+            raise ValueError(f"{uri}: {key} holds a line break or another character that no such setting has")
     if any(text.startswith("http://") for text in [*config.values(), *endpoints.values()]):
         client.setdefault("allow_http", "true")
     retries = {"max_retries": retry_count, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}

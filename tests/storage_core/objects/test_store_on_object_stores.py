@@ -70,12 +70,14 @@ def test_settings_are_taken_by_the_names_that_others_have_for_them(
         ({"aws_endpoint_url": "127.0.0.1:9000"}, "aws_endpoint_url is no address; valid are those like https://host"),
         ({"endpoint": "http://"}, "endpoint is no address"),
         ({"aws_endpoint_url": "http://[::1"}, "aws_endpoint_url is no address"),
+        ({"aws_session_token": "a secret\n"}, "aws_session_token holds a line break"),
         ({"aws_regoin": "x"}, "unknown storage option 'aws_regoin'; did you mean 'aws_region'"),
     ],
 )
 def test_settings_that_are_none_are_named(buckets: list[str], given: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as caught:
         Store.open(buckets[0], storage_options=given)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("volume_count", [1, 3])
@@ -187,9 +189,15 @@ def test_wrong_addresses_are_named(buckets: list[str], s3_options: dict[str, str
     assert "a secret" not in str(caught.value) + repr(store) + repr(caught.value)
 
 
-def test_address_in_the_environment_that_is_none_is_named(buckets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_in_the_environment_that_are_none_are_named(
+    buckets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
     with pytest.raises(ValueError, match="AWS_ENDPOINT_URL is no address"):
+        Store.open(buckets[0], storage_options={"aws_region": "not-yet-used"})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key\n")
+    with pytest.raises(ValueError, match="AWS_ACCESS_KEY_ID holds a line break"):
         Store.open(buckets[0], storage_options={"aws_region": "not-yet-used"})
 
 
