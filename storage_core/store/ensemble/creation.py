@@ -174,7 +174,9 @@ def _take_back(volume: Volume, mark: str, env: Environment) -> None:
 def listed(path: Path, env: Environment) -> list[str]:
     """Return what lies at a prefix. Raises NotAStoreError if there is no such bucket: one is never made."""
     try:
-        return sorted(env.files.list_directory(path))
+        names = sorted(env.files.list_directory(path))
+        # Some servers list folders in which nothing is any more.
+        return names if not names or env.files.is_directory(path) else []
     except FileNotFoundError as error:
         bucket = path.bucket if isinstance(path, ObjectPath) else path
         raise NotAStoreError(
@@ -310,13 +312,14 @@ def is_free(path: Path, env: Environment) -> bool:
 
     Or, in an object store, what one has put there that may be under way.
     """
+    is_remote = is_in_object_store(path)
     try:
-        names = set(env.files.list_directory(path))
-    except FileNotFoundError:
+        names = set(listed(path, env) if is_remote else env.files.list_directory(path))
+    except (FileNotFoundError, NotAStoreError):
         return True
     except OSError:
         return False
-    if is_in_object_store(path):
+    if is_remote:
         return all(name == log.DIRECTORY or name.startswith(object_probe.NAME_PREFIX) for name in names)
     return CREATING in names or not names - {locks.FILE_NAME, *probe.NAMES}
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from storage_core.errors import CorruptionError, NoQuorumError, ProcessError, StorageError
 from storage_core.metadata.commands import Voter, ids_of_voters
 from storage_core.os_errors import too_few
+from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import START, CommitRecord, EntryId
 from storage_core.raft.rules import is_quorum, losses_survived, majority, proven_entry, rank
 from storage_core.store.ensemble import branches
@@ -29,9 +30,18 @@ from storage_core.store.ensemble.logs import Lead, Node, Pool
 from storage_core.store.volume.log_contents import LogContents, Position
 from storage_core.store.volume.state import VolumeState
 
-_REBUILD = "`jstream repair --adopt` rebuilds the metadata from what is left"
-REMEDY = f"Without a copy of the volume, {_REBUILD}"
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
+
+
+def remedy(where: str) -> str:
+    """Return what to do about metadata that is lost; `where`: a volume, or several."""
+    return f"Without a copy of the volume, {_rebuild(where)}"
+
+
+def _rebuild(where: str) -> str:
+    if is_in_object_store(where):  # of the metadata that is lost there, no journal tells
+        return "restore a backup: `jstream restore`"
+    return "`jstream repair --adopt` rebuilds the metadata from what is left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,13 +374,16 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Seque
     needed = majority(len(voting_ids))
     if any(volume.contents is not None and volume.busy for volume in volumes):
         raise Contended
+    where = volumes[0].name if volumes else ""
     if len(voting_ids) == 1:
         for volume in volumes:
             if volume.volume_id == voting_ids[0] and volume.error is not None:
                 if type(volume.error) is CorruptionError:
-                    raise CorruptionError(f"{volume.error}. {REMEDY}", **volume.error.fields) from volume.error
+                    raise CorruptionError(
+                        f"{volume.error}. {remedy(volume.name)}", **volume.error.fields
+                    ) from volume.error
                 raise volume.error
-        raise CorruptionError(f"{decision.statuses[voting_ids[0]].reason}. {REMEDY}")
+        raise CorruptionError(f"{decision.statuses[voting_ids[0]].reason}. {remedy(where)}")
     others = [decision.statuses[volume_id] for volume_id in voting_ids if not decision.statuses[volume_id].votes]
     reasons = "; ".join(f"{status.state}: {status.reason}" for status in others)
     sound = (VolumeState.CURRENT, VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.RETIRED)
@@ -378,7 +391,7 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Seque
     if len(whole) >= needed:  # nothing has to be made anew of them
         advice = "Bring a volume back; take away one that is of another copy of the store"
     else:
-        advice = f"Bring a volume back; if they are gone for good, {_REBUILD}"
+        advice = f"Bring a volume back; if they are gone for good, {_rebuild(where)}"
     error = NoQuorumError(
         f"{len(decision.voting)} of {len(voting_ids)} volumes can vote, {needed} are needed ({reasons}). Nothing has "
         f"been changed. {advice}",

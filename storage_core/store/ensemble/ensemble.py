@@ -35,7 +35,7 @@ from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.commit_reader import CommitReader, Doubt, Unproven
-from storage_core.store.ensemble.decision import REMEDY, Contended, VolumeStatus, examine
+from storage_core.store.ensemble.decision import Contended, VolumeStatus, examine, remedy
 from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.log_recovery import Relock
 from storage_core.store.ensemble.session import LookAgain, Session
@@ -164,7 +164,9 @@ class Metadata:
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise of_volume(error, f"{self.label} cannot be read: {error}") from error
             reason = error if error is not None else "it was never written, or is lost"
-            raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}. {REMEDY}") from error
+            raise CorruptionError(
+                f"{self.label}: no whole commit record to read by: {reason}. {remedy(self.label)}"
+            ) from error
         logger.warning("%s: read as last known to be committed; newer messages may exist", self.label)
         self.memory.keep(self._reader.undecided)
         return self._reader.undecided
@@ -236,8 +238,12 @@ class Metadata:
                 try:
                     self._reader.learn_voters()
                 except FileNotFoundError as error:  # the volume is there
-                    reason = f"{error.filename} is missing: the metadata log was there. {REMEDY}"
+                    reason = f"{error.filename} is missing: the metadata log was there. {remedy(self.label)}"
                     raise VolumeFailedError(f"{self.label}: {reason}") from error
+                except CorruptionError as error:
+                    if type(error) is not CorruptionError:
+                        raise
+                    raise CorruptionError(f"{error}. {remedy(self.label)}", **error.fields) from error
         deadline = time.monotonic() + lock_timeout_s
         is_fresh, pause_s = False, CONTENDED_PAUSE_S
         with translated(self.label):

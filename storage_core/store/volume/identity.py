@@ -108,9 +108,10 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
         if files.is_directory(directory / STREAMS):
             remedy = f"but {STREAMS}/ of one, in which nothing is: name another volume, or empty the directory"
             if files.list_directory(directory / STREAMS):
-                remedy = (
-                    f"but {STREAMS}/ of one: name another volume; with none left, `jstream repair --adopt` rebuilds it"
+                rebuild = (
+                    "restore a backup" if is_in_object_store(directory) else "`jstream repair --adopt` rebuilds it"
                 )
+                remedy = f"but {STREAMS}/ of one: name another volume; with none left, {rebuild}"
         raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it ({remedy})") from None
     except OSError as error:
         raise_if_of_process(error, path)

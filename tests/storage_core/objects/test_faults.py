@@ -411,6 +411,32 @@ def test_buckets_that_were_emptied_are_no_store_and_nothing_is_made_of_them(
     assert not [path for bucket in buckets for path in (s3_root / bucket.split("/")[2]).rglob("*.rec")]
 
 
+def test_prefix_with_folders_in_which_nothing_is_any_more_is_empty(
+    buckets: list[str], s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SeaweedFS lists a prefix that was emptied."""
+    children = RemoteObjectStore.children
+    monkeypatch.setattr(RemoteObjectStore, "children", lambda store, prefix: ["streams", *children(store, prefix)])
+    Store.open_or_create(buckets[0], 0.0, storage_options=s3_options)
+    with pytest.raises(AlreadyExistsError, match="holds a jstream store already"):
+        Store.create(buckets[0], storage_options=s3_options)
+
+
+def test_metadata_that_is_lost_in_buckets_is_for_a_backup(
+    buckets: list[str], s3_options: dict[str, str], s3_root: Path
+) -> None:
+    made(buckets, s3_options)
+    another = [buckets[0].replace("/shop", "/other")]
+    made(another, s3_options)
+    for bucket in buckets:
+        shutil.rmtree(s3_root / bucket.split("/")[2] / "shop" / "meta")
+    shutil.rmtree(s3_root / buckets[0].split("/")[2] / "other" / "meta")
+    for volumes in (buckets, another):
+        with pytest.raises(StorageError, match="restore a backup") as caught:
+            Store.open(volumes, storage_options=s3_options)
+        assert "--adopt" not in str(caught.value), "which is refused there"
+
+
 def test_append_that_may_not_look_whether_it_counts_does_not_say_that_nothing_was_stored(
     buckets: list[str], options: dict[str, str], faults: Faults
 ) -> None:
