@@ -5,6 +5,7 @@ before the JVM is up is kept for an error, and what comes later goes to stderr a
 """
 
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -23,6 +24,7 @@ JAVA_TIMEOUT_S = 60
 KEPT_SIZE_MAX = 64 << 10  # bytes of the launcher's words
 LAST_LINES = 5
 LAST_WORDS_S = 5.0  # that a launcher which has ended gets for what is still in the pipe
+_SECRET = re.compile("secret|password|token|credential|access[._]?key|account[._]key|[._]sas[._]", re.IGNORECASE)
 _CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT")
 
 
@@ -50,7 +52,8 @@ class Java:
 def start_jvm(settings: Mapping[str, str], show_start: bool) -> None:
     """Start Spark's JVM unless this process has one, or Spark runs elsewhere. Raises SparkNotStartedError.
 
-    `show_start`: also what its launcher says goes to stderr.
+    `show_start`: also what its launcher says goes to stderr. Secrets are left to the session: what the JVM is started
+    with, other users of the machine can see.
     """
     mode = settings.get("spark.api.mode", os.environ.get("SPARK_API_MODE", "")).lower()
     connects = mode == "connect" or "spark.remote" in settings or any(name in os.environ for name in _CONNECT_VARIABLES)
@@ -59,7 +62,9 @@ def start_jvm(settings: Mapping[str, str], show_start: bool) -> None:
     reading, writing = os.pipe()
     words = _Words(reading)
     words.start()
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    conf = SparkConf(loadDefaults=False).setAll(
+        [(key, value) for key, value in settings.items() if not _SECRET.search(key)]
+    )
     try:
         gateway = launch_gateway(conf, {"stderr": writing})  # type: ignore[no-untyped-call]
     except PySparkRuntimeError as error:

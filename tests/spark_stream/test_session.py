@@ -1,5 +1,6 @@
 """What a session of ours sets before the JVM starts; the notebooks and the demo run one."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -90,3 +91,27 @@ def test_jars_count_only_if_delta_is_among_them(monkeypatch: pytest.MonkeyPatch,
     assert delta_jars() == []
     (tmp_path / "delta-spark_4.2.jar").touch()
     assert [jar.name for jar in delta_jars()] == ["delta-spark_4.2.jar", "other.jar"]
+
+
+SECRETS = {
+    "spark.executorEnv.AWS_SECRET_ACCESS_KEY": "hush",
+    "spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net": "hush",
+    "spark.hadoop.fs.s3a.secret.key": "hush",
+}
+
+
+def test_secrets_are_settings_of_the_session_and_not_on_the_command_line_of_the_jvm() -> None:
+    program = (
+        "import json, pathlib, sys\n"
+        "from spark_stream.session import session\n"
+        "with session('secrets', json.loads(sys.argv[1]), delta=False) as made:\n"
+        "    names = [path / 'cmdline' for path in pathlib.Path('/proc').glob('[0-9]*')]\n"
+        "    lines = [name.read_bytes() for name in names if name.exists()]\n"
+        "    jvm = [line for line in lines if b'/java\\0' in line and b'spark.app.name=secrets' in line]\n"
+        "    assert jvm and not [line for line in jvm if b'hush' in line], jvm\n"
+        "    for key in json.loads(sys.argv[1]):\n"
+        "        print(made.sparkContext.getConf().get(key))\n"
+    )
+    command = [sys.executable, "-c", program, json.dumps(SECRETS)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["hush"] * len(SECRETS), done.stderr
