@@ -49,6 +49,7 @@ STORAGE_PREFIX = "storage."  # of settings of object stores
 # What Spark hides in plans and logs is named so (spark.redaction.regex); of the rest, what is no secret.
 _HIDDEN_BY_SPARK = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
 _SECRET = re.compile("key|secret|password|token|sas|signature|service_account$", re.IGNORECASE)
+_PASSWORD_IN_ADDRESS = re.compile(r"://[^/\s]*:[^/\s]*@")  # of a proxy, say
 _NO_SECRETS = ("aws_access_key_id", "access_key_id", "azure_storage_use_emulator")
 SPARKS_OWN = ("checkpointlocation", "queryname")  # what Spark passes on of a streaming write, though it is not for us
 
@@ -427,7 +428,7 @@ def check_options(options: Mapping[str, str], use: Use) -> CheckedOptions:
         if use is STREAM_WRITE and key.lower() in SPARKS_OWN:
             continue
         if key.lower().startswith(STORAGE_PREFIX):
-            checked.storage[_storage_key(key)] = text
+            checked.storage[_storage_key(key, text)] = text
             continue
         option = _BY_NAME.get(key.lower())
         if option is None:
@@ -454,14 +455,16 @@ def parse_options(checked: CheckedOptions, use: Use, names: Iterable[str] | None
     return values
 
 
-def _storage_key(option: str) -> str:
+def _storage_key(option: str, text: str) -> str:
     """Return which setting of an object store an option is. Raises ValueError for a secret that Spark would show."""
     key = option.lower().removeprefix(STORAGE_PREFIX)
     if not key or key == "key":
         raise ValueError(f"option {option!r} names no setting; write storage.aws_region, for instance")
-    if _SECRET.search(key) and not _HIDDEN_BY_SPARK.search(key) and key not in _NO_SECRETS:
+    is_secret = (_SECRET.search(key) and key not in _NO_SECRETS) or _PASSWORD_IN_ADDRESS.search(text)
+    if is_secret and not _HIDDEN_BY_SPARK.search(key):
+        variable = "HTTPS_PROXY" if key == "proxy_url" else key.upper()
         raise ValueError(
-            f"option {option!r}: Spark would show it in its plans and logs; set {key.upper()} in the environment of "
+            f"option {option!r}: Spark would show it in its plans and logs; set {variable} in the environment of "
             "driver and executors, or use an instance's role"
         )
     return key

@@ -72,6 +72,7 @@ def test_settings_of_an_object_store_are_kept_and_never_shown(settings: Any) -> 
         ({"path": "az://shop", "storage.azure_storage_account_key": SECRET}, "AZURE_STORAGE_ACCOUNT_KEY in the env"),
         ({"path": "az://shop", "storage.azure_storage_sas_key": SECRET}, "Spark would show it"),
         ({"path": "gs://shop", "storage.google_service_account_key": SECRET}, "Spark would show it"),
+        ({"path": "s3://bucket/shop", "storage.proxy_url": f"http://me:{SECRET}@proxy:3128"}, "Spark would show it"),
         ({"path": "s3://bucket/shop", "storage.": "x"}, "names no setting"),
         ({"path": "s3://bucket/shop", "layout": "nats"}, "layout=nats reads local folders"),
         ({"path": "hdfs://host/shop"}, "is not a local path"),
