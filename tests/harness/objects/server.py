@@ -29,6 +29,8 @@ class Faults:
     lost     it is done, and the connection is cut before the answer
     short    the answer is cut in its middle
     whole    the range that is asked for is ignored
+    other    another range is served in place of one that does not begin the object
+    wrong    the same, and said to be the one that is asked for
     always   the condition is ignored that nothing has the name yet
     each ... it is answered that the object, one of many to be deleted, is refused with this code
     503 ...  that status, and nothing is done; with a code after a space, as S3 has them
@@ -41,6 +43,7 @@ class Faults:
 
 class _Handler(localbucket.S3Handler):  # type: ignore[misc]
     faults: Faults
+    said_range = ""  # in place of the one that is served
     disable_nagle_algorithm = True  # else an answer of two writes waits 40 ms for the acknowledgement of the first
 
     def _dispatch(self, action: Any) -> None:
@@ -59,9 +62,14 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
             return
         if fate == "whole":
             del self.headers["Range"]
+        if fate in ("other", "wrong") and (asked := self.headers.get("Range")):
+            first, last = map(int, asked.removeprefix("bytes=").split("-"))
+            shift = -1 if first else 0
+            self.headers.replace_header("Range", f"bytes={first + shift}-{last + shift}")
+            self.said_range = f"{first}-{last}" if shift and fate == "wrong" else ""
         if fate == "always":
             del self.headers["If-None-Match"]
-        if fate in ("", "whole", "always"):
+        if fate in ("", "whole", "always", "other", "wrong"):
             super()._dispatch(action)
             return
         self.close_connection = True
@@ -74,6 +82,11 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
         if fate == "short":
             head = answer.index(b"\r\n\r\n") + 4
             self.wfile.write(answer[: head + (len(answer) - head) // 2])
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword == "Content-Range" and self.said_range:
+            value, self.said_range = f"bytes {self.said_range}/{value.partition('/')[2]}", ""
+        super().send_header(keyword, value)
 
     def _list_entries(self, bucket_dir: Path, prefix: str, delimiter: str, marker: str, *more: Any) -> Any:
         """Look through the folder of the prefix, not the whole bucket."""

@@ -379,6 +379,40 @@ def test_server_that_lets_several_win_is_refused_and_nothing_is_left_there(
     assert not [path for path in (s3_root / buckets[0].split("/")[2]).rglob("*") if path.is_file()]
 
 
+def test_server_that_serves_other_ranges_is_refused(
+    buckets: list[str], options: dict[str, str], faults: Faults, s3_root: Path
+) -> None:
+    faults.judge = lambda verb, address: "wrong"
+    with pytest.raises(UnsuitableFileSystemError) as caught:
+        Store.create(buckets[0], storage_options=options)
+    assert caught.value.what == "reading a range of an object"
+    assert not [path for path in (s3_root / buckets[0].split("/")[2]).rglob("*") if path.is_file()]
+
+
+def test_range_that_is_not_the_one_that_was_asked_for_is_asked_for_again(
+    buckets: list[str], options: dict[str, str], faults: Faults
+) -> None:
+    store = made(buckets[:1], options)
+    random, served = Random(1), itertools.count()
+    messages = [{"subject": "orders.new", "data": random.randbytes(64 << 10)} for _ in range(160)]
+    store.stream("ORDERS").append(messages)
+    faults.judge = lambda verb, address: "other" if verb == "GET" and next(served) % 2 else ""
+    assert data(store) == [message["data"] for message in messages]
+
+
+def test_bytes_that_are_not_the_ones_that_were_asked_for_come_from_another_volume(
+    buckets: list[str], options: dict[str, str], faults: Faults
+) -> None:
+    store = made(buckets, options)
+    random = Random(1)
+    messages = [{"subject": "orders.new", "data": random.randbytes(64 << 10)} for _ in range(160)]
+    store.stream("ORDERS").append(messages)
+    for bucket in buckets:
+        wrong = bucket.split("/")[2]
+        faults.judge = lambda verb, address, wrong=wrong: "wrong" if wrong in address else ""  # type: ignore[misc]
+        assert data(store) == [message["data"] for message in messages]
+
+
 def test_store_of_local_disks_that_was_copied_into_a_bucket_says_so_and_is_left_alone(
     buckets: list[str], s3_options: dict[str, str], s3_root: Path, tmp_path: Path
 ) -> None:
