@@ -295,7 +295,7 @@ def _code(error: BaseException) -> str:
 _OF_MANY = re.compile(r".*request failed for key \S+: ")
 _REQUEST = re.compile(r".*Error performing \w+ (\w+://)(?:[^/\s]*@)?([^/\s]+)\S* in \S+ - ")
 _STATUS = re.compile(r"Server returned [^:]+: (?=\d)")
-_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|Invalid\w+\(\s*(\w+)')  # in how the client shows itself
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')  # in how the client shows itself
 
 
 def _plain(error: BaseException) -> str:

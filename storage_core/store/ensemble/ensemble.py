@@ -8,7 +8,7 @@ or where they are (volume_set.py).
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,11 @@ from storage_core.errors import (
     StoreBusyError,
     SupersededError,
     UnsupportedVersionError,
+    VolumeAwayError,
     VolumeFailedError,
 )
 from storage_core.forks import Stage, renew_in_children
-from storage_core.os_errors import CLOSED, FULL, of_volume, raise_if_limit, raise_if_of_process
+from storage_core.os_errors import CLOSED, FULL, UnreachableError, of_volume, raise_if_limit, raise_if_of_process
 from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
@@ -83,9 +84,13 @@ class Metadata:
         """
         if not any(is_in_object_store(path) for path in paths):
             return cls(env, volumes.named(env.files, paths), paths, read_only)
-        calls = [VolumeCall(env.files, path / DIRECTORY, partial(read_identity, env.files, path)) for path in paths]
-        lists = [VolumeCall(env.files, path / DIRECTORY, partial(listing_of, env.files, path)) for path in paths]
-        outcomes: list[Any] = env.parallel([*calls, *(lists if for_view else ())])
+        works: list[Callable[[], Any]] = [partial(read_identity, env.files, path) for path in paths]
+        if for_view:
+            works += [partial(listing_of, env.files, path) for path in paths]
+        # Who is much slower than most is not waited for.
+        places = [path / DIRECTORY for path in paths] * (2 if for_view else 1)
+        calls = [VolumeCall(env.files, *at, True) for at in zip(places, works, strict=True)]
+        outcomes: list[Any] = env.parallel(calls)
         metadata = cls(env, volumes.named(env.files, paths, outcomes[: len(paths)]), paths, read_only)
         listings = dict(zip(paths, outcomes[len(paths) :], strict=False))
         metadata._reader.listings = {
@@ -142,6 +147,8 @@ class Metadata:
                 except (StorageError, OSError) as caught:  # also a file that was there when the names were listed
                     raise_if_limit(caught, self.label)
                     error = caught
+                    if isinstance(caught, UnreachableError | VolumeAwayError):  # it was asked again and again
+                        break
                     continue
                 if view is not None:
                     return view

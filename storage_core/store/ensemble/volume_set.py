@@ -11,6 +11,7 @@ from storage_core.errors import (
 )
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import UnreachableError, too_few
+from storage_core.paths import place
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.known import on_each, unless_raised
 from storage_core.store.environment import Environment
@@ -87,9 +88,28 @@ class VolumeSet:
         known = [volume for volume in self.known if volume.identity is not None]
         if not known:
             raise self._nothing_left(self.known)
+        known += self._found_beside(known, voters)
         self.known = tuple(volumes.complete(self._env.files, known, voters, self._paths))
         self.voters = tuple(voters)
         return not {volume.volume_id for volume in self.known} <= before
+
+    def _found_beside(self, known: Sequence[Volume], voters: Sequence[Voter]) -> list[Volume]:
+        """Return the volumes in object stores that are not known yet, but those that are much slower than most."""
+        files, store_id = self._env.files, self.store_id
+        ids = {volume.volume_id for volume in known}
+        places = [(voter.volume_id, place(voter.path)) for voter in voters if voter.volume_id not in ids]
+        if not self.is_remote or not places:
+            return []
+        expected = [Volume(volume_id, path, None, VolumeState.MISSING, files=files) for volume_id, path in places]
+
+        def look(volume: Volume) -> Volume:
+            if volume.identity is not None:
+                return volume
+            return volumes.look(files, volume.path, volume.volume_id, store_id)
+
+        looks = on_each(self._env, [*known, *expected], look, is_shared=True)[len(known) :]
+        found = unless_raised([answer for answer in looks if not isinstance(answer, UnreachableError)])
+        return [volume for volume in found if volume.identity is not None]
 
     def lockable(self, at_hand: Sequence[Volume]) -> list[Path]:
         """Return the volumes that can be locked, in the order of their ids.
@@ -104,7 +124,7 @@ class VolumeSet:
     def _nothing_left(self, at_hand: Sequence[Volume]) -> NoQuorumError | ProcessError:
         reasons = "; ".join(volume.reason for volume in at_hand)
         error = NoQuorumError(
-            f"none of the store's volumes is there any more ({reasons}). Bring them back",
+            f"none of the store's volumes is there, or gives an answer ({reasons}). Bring them back",
             available=0,
             needed=majority(len(at_hand)),
         )

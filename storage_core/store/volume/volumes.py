@@ -20,7 +20,7 @@ from storage_core.errors import (
 )
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
-from storage_core.os_errors import is_of_process, of_process, raise_if_limit
+from storage_core.os_errors import is_of_process, of_process, of_volume, raise_if_limit
 from storage_core.paths import is_in_object_store, place, real_place
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BlockStore
@@ -149,6 +149,8 @@ def named(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | 
     for number, path in enumerate(paths):
         try:
             look = looks[number] if looks else read_identity(files, path)
+            if isinstance(look, OSError):  # nobody even looked: an earlier call there has not returned yet
+                raise of_volume(look, f"{path} cannot be looked at: {look}")
             if isinstance(look, BaseException):
                 raise look
         except UnsupportedVersionError:

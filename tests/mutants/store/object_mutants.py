@@ -262,7 +262,7 @@ def takes_a_record_that_leads_to_a_snapshot_for_damage() -> list[Replacement]:
 
 
 def takes_an_identity_without_an_answer_for_none() -> list[Replacement]:
-    return [(identity, "_failure", lambda error, text: VolumeFailedError(text))]
+    return [(identity, "of_volume", lambda error, text: VolumeFailedError(text))]
 
 
 MUTANTS = {

@@ -285,6 +285,33 @@ def test_volumes_of_which_nothing_answers_are_away(
             call(buckets[:volume_count], storage_options=nowhere)
 
 
+def test_volume_that_answers_after_minutes_is_not_waited_for(
+    buckets: list[str], options: dict[str, str], faults: Faults
+) -> None:
+    store = made(buckets, options)
+    late, is_over = buckets[1].split("/")[2], threading.Event()
+
+    def answer_late(verb: str, address: str) -> str:
+        if f"/{late}" in address:
+            is_over.wait(120.0)
+        return ""
+
+    faults.judge = answer_late
+    try:
+        begun_s = time.monotonic()
+        store.stream("ORDERS").append(rows(0))
+        for number, volumes in enumerate((buckets, buckets[:1])):
+            other = Store.open(volumes, storage_options=options)  # whose calls there are overdue
+            afresh = Store.open(
+                volumes, storage_options={**options, "timeout": f"{8 + number}s"}
+            )  # as in a new process
+            other.stream("ORDERS").append(rows(number + 1))
+            assert data(afresh) == [b"%d" % row for row in range(number + 2) for _ in "123"]
+        assert time.monotonic() - begun_s < 20.0, "about two seconds for whoever does not know yet"
+    finally:
+        is_over.set()
+
+
 def test_append_that_no_volume_takes_is_refused_since_they_are_away(
     buckets: list[str], options: dict[str, str], faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
