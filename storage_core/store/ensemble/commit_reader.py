@@ -238,10 +238,12 @@ class CommitReader:
         for entry in entries:
             trail = longer_trail(trail, entry.chain)
         positions = {volume_id: used.position for volume_id, (used, all_used) in tails.items() if all_used}
+        if not self._volumes.is_remote:  # there each log has a commit record, which tells whether it lags
+            positions = {**known.positions, **positions}
         terms = [record.term for used, _ in tails.values() for record in used.records]
         return replace(
             known, state=all_applied(known.state, entries), index=commit.index, term=commit.term, chain=commit.chain,
-            commit=commit, positions={**known.positions, **positions},
+            commit=commit, positions=positions,
             term_seen=max([known.term_seen, commit.term, *terms]), trail=trail,
         )  # fmt: skip
 
