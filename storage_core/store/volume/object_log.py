@@ -116,6 +116,8 @@ class ObjectLog:
 
     def _read(self, names: "_Names", before: Fetched, is_last: bool) -> LogContents | None:
         """Return the same, None if what is being read was removed meanwhile."""
+        if not names.snapshots and names.records and not is_last:
+            return None  # it was listed while others came and went: a listing need not be of one moment
         if not names.snapshots:
             hint = ", and there is that of a volume on disks: copying its files does not move a store"
             why = f"{self.directory} holds no snapshot: the metadata log is missing"
@@ -260,8 +262,10 @@ class ObjectLog:
         `before`: what was said the last time. A record never changes, so one that is still the newest is not read.
         `position`: up to where the log is known; what stands behind it comes along, if it is known so easily.
         """
-        for _ in range(READ_ATTEMPTS):
+        for attempt in range(READ_ATTEMPTS):
             names = self._names()
+            if not names.records and names.snapshots and attempt < READ_ATTEMPTS - 1:
+                continue  # listed while others came and went
             if not names.records:
                 raise CorruptionError(f"{self.directory} holds no record: the metadata log is missing")
             path = self._record_path(names.records[-1])
