@@ -27,8 +27,8 @@ class View:
     term: int
     chain: bytes
     commit: CommitRecord | None  # None: committed by what a snapshot says
-    # By volume: records at and after it have not been looked at. In object stores the log of the volume leads to `index`
-    # there: nothing but its records tells whether it lags, and one that does has no position.
+    # By volume: records at and after it have not been looked at. In object stores the volume's log ends there with
+    # `index`: nothing but its records tells whether it lags, and one that does has no position.
     positions: Mapping[bytes, Position]
     term_seen: int  # highest term that anything before the positions speaks of, votes included
     snapshot_index: int  # of the newest snapshot
