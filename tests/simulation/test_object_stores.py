@@ -25,6 +25,7 @@ ACKED_MIN = 400  # a simulation in which everything fails shows nothing
 KEPT = {"takes_a_record_that_leads_to_a_snapshot_for_damage": 198}  # seeds of what is rare
 FOUND = {  # seeds, and what they have found
     16_000_856: "a listing of different moments without any snapshot was taken for a lost log",
+    17_004_794: "a record in a bucket that was emptied counted as the end of a log, and an acked entry was not shown",
     16_009_412: "a reader moved on, and its next session took a volume that lagged for one in step",
 }
 PLAYED = (  # found by schedules of their own, below and in test_object_log.py

@@ -264,10 +264,12 @@ class ObjectLog:
         """
         for attempt in range(READ_ATTEMPTS):
             names = self._names()
-            if not names.records and names.snapshots and attempt < READ_ATTEMPTS - 1:
-                continue  # listed while others came and went
-            if not names.records:
-                raise CorruptionError(f"{self.directory} holds no record: the metadata log is missing")
+            # A record without any snapshot is what a writer put that did not know yet that the bucket was emptied.
+            if not (names.records and names.snapshots):
+                if (names.records or names.snapshots) and attempt < READ_ATTEMPTS - 1:
+                    continue  # or they were listed while others came and went
+                missing = "snapshot" if names.records else "record"
+                raise CorruptionError(f"{self.directory} holds no {missing}: the metadata log is missing")
             path = self._record_path(names.records[-1])
             if before is not None and before.path == path:
                 return before
