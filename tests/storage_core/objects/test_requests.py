@@ -379,11 +379,11 @@ def test_record_that_is_listed_as_it_was_is_not_fetched_again(counting: Counting
 def test_append_waits_for_no_bucket_that_is_slower_than_most(
     counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "SLOW_S", 0.0)
     monkeypatch.setenv(VARIABLE, "600")  # seconds: no deadline ends the wait
     volumes = made(counting, 3)
     stream = Store.open(volumes, env=counting.process()).stream("ORDERS")
     stream.append(MESSAGES)
+    monkeypatch.setattr(environment, "SLOW_S", 0.0)  # from here on: opening leaves out who is slow, too
     with counting.holding_back("s3://bucket1") as held:
         for _ in range(3):
             stream.append(MESSAGES)
