@@ -1,11 +1,11 @@
-"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, a JVM, Delta, two workers.
+"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, a JVM, Delta, workers.
 
 A JVM takes ten seconds until its first read, so tests of a process use the sessions `spark` and `delta_spark` of one.
 Tests that kill a driver, or need another master, start a process of their own with `spark_settings`.
 
-`make test` runs the whole in two processes of pytest-xdist. The tests of the data source that share a JVM are one
-group, those of pipelines another; each worker is handed one of them first and whole, so that it starts one JVM, and
-then takes of the rest, test by test, the long ones first.
+`make test` runs the whole in three processes of pytest-xdist, on one core in two. The tests of the data source that
+share a JVM are one group, those of pipelines another; a worker is handed one of them first and whole, so that it starts
+one JVM, and then takes of the rest, test by test, the long ones first.
 """
 
 import os
@@ -32,7 +32,7 @@ sys.path.append(str(ROOT / "tests"))  # for tests/harness
 
 from harness.cases import REPORTS  # noqa: E402
 
-WORKER_COUNT_MAX = 2  # each may hold a JVM of 1 GB and as much of its own
+WORKER_COUNT_MAX = 3  # each may hold a JVM of 1 GB and as much of its own
 USES_SHARED_JVM = re.compile(r"\b(delta_)?spark: ")  # a fixture among the arguments of a function
 LONG = ("lives", "simulation", "specification")  # folders whose tests are handed out before all others
 CLASSES = ROOT / ".venv" / f"spark-{version('pyspark')}.jsa"  # archived; made by the first run of the whole
@@ -108,7 +108,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if not is_whole or config.option.keyword or config.option.lf or config.option.collectonly:
         return 0
     archive_classes()
-    return min(WORKER_COUNT_MAX, len(os.sched_getaffinity(0)))
+    return min(WORKER_COUNT_MAX, len(os.sched_getaffinity(0)) + 1)  # for a sixth of the time one waits for others
 
 
 def archive_classes() -> None:

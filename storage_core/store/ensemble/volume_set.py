@@ -108,8 +108,8 @@ class VolumeSet:
             return volumes.look(files, volume.path, volume.volume_id, store_id)
 
         looks = on_each(self._env, [*known, *expected], look, is_shared=True)[len(known) :]
-        found = unless_raised([answer for answer in looks if not isinstance(answer, UnreachableError)])
-        return [volume for volume in found if volume.identity is not None]
+        seen = unless_raised([answer for answer in looks if not isinstance(answer, UnreachableError)])
+        return [volume for volume in seen if volume.identity is not None]
 
     def lockable(self, at_hand: Sequence[Volume]) -> list[Path]:
         """Return the volumes that can be locked, in the order of their ids.
