@@ -176,11 +176,11 @@ def warn_of_replicas(store: "Store", infos: Sequence[Mapping[str, Any]]) -> None
 
 def remedy_of(store: "Store") -> str:
     """Return what brings copies and volumes back: a repair, unless so many volumes are lost that it is refused."""
-    from storage_core.raft.rules import majority
+    from storage_core.metadata.commands import ids_of_voters
+    from storage_core.raft.rules import is_quorum
 
-    voting = [voter.volume_id for voter in store.state().voters if not voter.learner]
-    lost = {volume.volume_id for volume in store.volumes() if volume.reason}
-    return REMEDY if len(set(voting) - lost) >= majority(len(voting)) else NO_QUORUM
+    left = [volume.volume_id for volume in store.volumes() if not volume.reason]
+    return REMEDY if is_quorum(ids_of_voters(store.state().voters), left) else NO_QUORUM
 
 
 def volume_labels(store: "Store") -> dict[str, str]:
