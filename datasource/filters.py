@@ -30,7 +30,7 @@ from storage_core.subjects import is_literal
 SUBJECT_COUNT_MAX = 64  # more alternatives cost more to match in storage than in Spark
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+INT64_MIN, INT64_END = -(2**63), 2**63
 _RANGES = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
@@ -39,9 +39,9 @@ class Constraints:
     """What rows must satisfy, all of it. Ranges are half open; `subjects` and `streams`: one of them, None: any."""
 
     first: int = INT64_MIN
-    end: int = INT64_MAX
+    end: int = INT64_END
     time_first_ns: int = INT64_MIN
-    time_end_ns: int = INT64_MAX
+    time_end_ns: int = INT64_END
     streams: frozenset[str] | None = None
     stream_prefixes: tuple[str, ...] = ()
     subjects: tuple[str, ...] | None = None
@@ -123,7 +123,7 @@ def _narrow_timestamp(constraints: Constraints, predicate: Filter) -> Narrowed |
     if times is None:
         return None
     first, end, exact = times
-    return _narrow_time(constraints, max(first * 1_000, INT64_MIN), min(end * 1_000, INT64_MAX), exact)
+    return _narrow_time(constraints, max(first * 1_000, INT64_MIN), min(end * 1_000, INT64_END), exact)
 
 
 def _narrow_time(constraints: Constraints, first_ns: int, end_ns: int, exact: bool) -> Narrowed:
@@ -153,7 +153,7 @@ def _range(predicate: Filter, convert: Callable[[Any], int | None]) -> tuple[int
     if isinstance(predicate, EqualTo | EqualNullSafe):
         return value, value + 1, True
     if isinstance(predicate, GreaterThan | GreaterThanOrEqual):
-        return value + isinstance(predicate, GreaterThan), INT64_MAX, True
+        return value + isinstance(predicate, GreaterThan), INT64_END, True
     return INT64_MIN, value + isinstance(predicate, LessThanOrEqual), True
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from datasource.edge import show_codes
-from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters, filters_of_both, push
+from datasource.filters import INT64_END, INT64_MIN, Constraints, common_filters, filters_of_both, push
 from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
@@ -76,7 +76,7 @@ class MessageReader(DataSourceReader):
             columns=shape.asked,
             subject_filters=constraints.subjects or (),
             time_first_ns=_bound(constraints.time_first_ns, INT64_MIN),
-            time_end_ns=_bound(constraints.time_end_ns, INT64_MAX),
+            time_end_ns=_bound(constraints.time_end_ns, INT64_END),
             verify=self.settings.verify,
             on_loss=_on_loss(self.settings),
         )
@@ -90,7 +90,7 @@ class MessageReader(DataSourceReader):
             streams=tuple(kept),
             ranges=kept,
             time_first_ns=_bound(self.constraints.time_first_ns, INT64_MIN),
-            time_end_ns=_bound(self.constraints.time_end_ns, INT64_MAX),
+            time_end_ns=_bound(self.constraints.time_end_ns, INT64_END),
             subject_filters=self.constraints.subjects or (),
         )
 
@@ -190,7 +190,8 @@ def plan_partitions(
 @show_codes
 class FilteringMessageReader(MessageReader):
     """The same with push-down. Spark refuses every read by a reader that has `pushFilters` while its setting
-    `spark.sql.python.filterPushdown.enabled` is off, so it gets this one only when it is about to push filters.
+    `spark.sql.python.filterPushdown.enabled` is off, so it gets this one only when it is about to push filters; and
+    only if it keeps the filters of one scan from the others (`spark_versions.keeps_filters_apart`).
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -50,6 +50,7 @@ from datasource.settings import (
     StreamReadSettings,
     WriteSettings,
 )
+from datasource.spark_versions import keeps_filters_apart
 from datasource.store_opening import open_foreign_store, open_store_of
 from storage_core import Store
 
@@ -160,7 +161,7 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
         from datasource.tables import READERS
 
         return READERS[settings.table](settings, columns)
-    if PUSHDOWN_WORKER in sys.modules:
+    if PUSHDOWN_WORKER in sys.modules and keeps_filters_apart():
         return FilteringMessageReader(settings, columns)
     return MessageReader(settings, columns)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from datasource.spark_versions import keeps_filters_apart
 from pyspark_jstream import use_this_python
 from spark_stream.jars import delta_jars, names_delta
 from spark_stream.launching import start_jvm
@@ -23,6 +24,7 @@ CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
 ELSEWHERE_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 LOG_SETTINGS = Path(__file__).resolve().parent / "templates" / "log4j2.properties"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 _DEFAULTS = {
     "spark.master": "local[*]",
@@ -90,6 +92,8 @@ def borrowed_or_made(
 def local_settings(settings: Mapping[str, str], delta: bool = True) -> dict[str, str]:
     """Return the settings of a session on this machine, without those that spark-defaults.conf has."""
     chosen, present = dict(_DEFAULTS), conf_defaults()
+    if keeps_filters_apart():
+        chosen[PUSH_DOWN] = "true"
     if delta:
         merged = {**present, **settings}
         is_named = names_delta(merged)

@@ -71,7 +71,9 @@ def passes(row: dict[str, Any], constraints: Constraints) -> bool:
 
 SUBJECTS = ["a", "a.b", "a.b.c", "a.bc", "ab.c", "b", "b.b.b", "a.b.c.d"]
 STREAMS = ["A", "AB", "B"]
-TIMES = [EPOCH + timedelta(microseconds=at) for at in range(4)]
+ENDS = [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1]  # of the times that a message can have, in nanoseconds
+TIMES = [EPOCH + timedelta(microseconds=at) for at in (0, 1, 2, 3, *(end // 1000 for end in ENDS))]
+TIMES += [datetime.min.replace(tzinfo=timezone.utc), datetime.max.replace(tzinfo=timezone.utc)]
 
 
 def row_of(sequence: int, nanoseconds: int, subject: str, stream: str) -> dict[str, Any]:
@@ -85,7 +87,8 @@ def row_of(sequence: int, nanoseconds: int, subject: str, stream: str) -> dict[s
     }
 
 
-rows = st.builds(row_of, st.integers(1, 6), st.integers(0, 3500), st.sampled_from(SUBJECTS), st.sampled_from(STREAMS))
+nanoseconds = st.integers(0, 3500) | st.sampled_from(ENDS)
+rows = st.builds(row_of, st.integers(1, 6), nanoseconds, st.sampled_from(SUBJECTS), st.sampled_from(STREAMS))
 texts = st.sampled_from([*SUBJECTS, *STREAMS, "a.", "a.b.", "", ".", "*", "a.*", "a.*.", "x y", "ü"])
 
 
@@ -108,7 +111,7 @@ def strings(name: str) -> st.SearchStrategy[Filter]:
 
 plain = st.one_of(
     comparisons("sequence", st.integers(0, 7)),
-    comparisons("timestamp_ns", st.integers(-1, 4000)),
+    comparisons("timestamp_ns", st.integers(-1, 4000) | st.sampled_from(ENDS)),
     comparisons("timestamp", st.sampled_from(TIMES)),
     strings("subject"),
     strings("stream"),

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -11,7 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNull, LessThan, StringStartsWith
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
 
 from datasource import source
 from datasource.reader import FilteringMessageReader, MessageReader, select_streams
@@ -218,15 +229,45 @@ def test_path_with_a_comma_that_was_split_is_refused_with_the_way_to_give_it(
 # --- push-down
 
 
+COMPARES: dict[type, Callable[[int, int], bool]] = {
+    EqualTo: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+}
+
+
 @pytest.fixture
 def pushing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this look like the process in which Spark pushes filters."""
+    """Make this look like the process in which a Spark pushes filters that keeps them apart."""
     monkeypatch.setitem(sys.modules, source.PUSHDOWN_WORKER, types.ModuleType(source.PUSHDOWN_WORKER))
+    monkeypatch.setattr(DataSourceReader, "pushLimit", lambda reader, limit: False, raising=False)
 
 
 @pytest.mark.usefixtures("pushing")
 def test_reader_has_push_down_only_where_spark_pushes(driver: Any) -> None:
     assert isinstance(driver.plan(stream="ORDERS")[0], FilteringMessageReader)
+
+
+@pytest.mark.usefixtures("pushing")
+def test_spark_that_mixes_up_the_filters_of_two_scans_gets_no_push_down(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(DataSourceReader, "pushLimit")
+    assert type(driver.plan(stream="ORDERS")[0]) is MessageReader
+
+
+@pytest.mark.usefixtures("pushing")
+def test_pushed_filters_choose_times_up_to_the_last_nanosecond(store: Store, driver: Any, orders: Make) -> None:
+    times = pa.array([0, 2**63 - 2, 2**63 - 1], pa.int64())
+    store.stream("ORDERS").append(orders(3).append_column("timestamp_ns", times))
+    for value in times.to_pylist():
+        for kind in (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual):
+            table = driver.read(filters=[kind(("timestamp_ns",), value)], stream="ORDERS")
+            assert table["sequence"].to_pylist() == [
+                sequence for sequence, time in enumerate(times.to_pylist(), 1) if COMPARES[kind](time, value)
+            ], (kind, value)
 
 
 def test_reader_has_no_push_down_elsewhere(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import DataSourceReader
 
 from pyspark_jstream import use_this_python
 from spark_stream.jars import delta_jars
-from spark_stream.session import JAVA_OPTIONS, local_settings
+from spark_stream.session import JAVA_OPTIONS, PUSH_DOWN, local_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +45,13 @@ def test_spark_submit_has_chosen_the_python_of_the_workers(monkeypatch: pytest.M
     before = dict(os.environ)
     use_this_python()
     assert dict(os.environ) == before
+
+
+def test_filters_are_pushed_by_default_where_spark_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PUSH_DOWN not in local_settings({})
+    monkeypatch.setattr(DataSourceReader, "pushLimit", None, raising=False)
+    assert local_settings({})[PUSH_DOWN] == "true"
+    assert local_settings({PUSH_DOWN: "false"})[PUSH_DOWN] == "false"
 
 
 def not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
