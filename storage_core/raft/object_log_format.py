@@ -2,7 +2,7 @@
 
     offset  size  field          type  meaning (integers little-endian)
     0       8     magic          8 B   JSTRMREC
-    8       2     version        u16   1
+    8       2     version        u16   2
     10      2     zero           u16
     12      4     record_count   u32   of the records behind this header
     16      16    store_id       16 B
@@ -19,7 +19,8 @@
     160     8     commit_index   u64   known to be committed when this was written; 0: nothing
     168     8     commit_term    u64
     176     16    commit_chain   16 B
-    192           records              ... followed by these entries; each as in log.md, 8-byte aligned
+    192     8     first_number   u64   of the first record whose entries are among these; at most `number`
+    200           records              ... followed by these entries; each as in log.md, 8-byte aligned
     end - 4 4     crc32c         u32   of all before
 
 Source: docs/formats/object-log.md.
@@ -34,11 +35,11 @@ from storage_core.raft import log_format
 from storage_core.raft.entry import POSITION_MAX, CommitRecord, Entry, EntryId, Vote
 from storage_core.raft.log_format import BadRecord
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAGIC = b"JSTRMREC"
 NO_ID = bytes(16)
-_HEADER = Struct("<8sHHI16s16s16sQ16sQ16sQQ16s16sQQ16s")
-assert _HEADER.size == 192
+_HEADER = Struct("<8sHHI16s16s16sQ16sQ16sQQ16s16sQQ16sQ")
+assert _HEADER.size == 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class LogRecord:
     snapshot_id: bytes  # of the snapshot that ends with `base` and takes the place of what was here; NO_ID: none
     commit: CommitRecord | None
     entries: tuple[Entry, ...]  # after `base`
+    first_number: int  # of the first record that this one repeats: what it and those after it say is said here again
 
     @property
     def tip(self) -> EntryId:
@@ -66,6 +68,7 @@ class LogRecord:
         header = _HEADER.pack(
             MAGIC, FORMAT_VERSION, 0, len(self.entries), self.store_id, self.volume_id, self.instance_id, self.number,
             self.put_id, self.vote.term, self.vote.candidate, *self.base, self.snapshot_id, *commit,
+            self.first_number,
         )  # fmt: skip
         content = header + log_format.encode_records(self.entries, _HEADER.size)
         return add_crc(content)
@@ -83,18 +86,21 @@ def decode(data: bytes, where: object) -> LogRecord:
     )
     if version != FORMAT_VERSION:
         raise UnsupportedVersionError(f"{where} has version {version}, this program reads {FORMAT_VERSION}")
-    index, base_term, chain, snapshot_id, commit_index, commit_term, commit_chain = rest
+    index, base_term, chain, snapshot_id, commit_index, commit_term, commit_chain, first_number = rest
     highest = max(number, term, index, base_term, commit_index, commit_term)
     if highest > POSITION_MAX:
         raise CorruptRecordError(f"{where}", 0, f"position {highest}, at most {POSITION_MAX} are allowed")
+    if not 1 <= first_number <= number:
+        raise CorruptRecordError(f"{where}", 0, f"record {number} repeats those from {first_number} on")
     commit = CommitRecord(commit_index, commit_term, commit_index, commit_chain) if commit_index else None
     base = EntryId(index, base_term, chain)
     entries = _entries(memoryview(content)[_HEADER.size :], base, where)
     if len(entries) != count:
         raise CorruptRecordError(f"{where}", 0, f"{len(entries)} entries of {count}")
     return LogRecord(
-        store_id, volume_id, instance_id, number, put_id, Vote(term, candidate), base, snapshot_id, commit, entries
-    )
+        store_id, volume_id, instance_id, number, put_id, Vote(term, candidate), base, snapshot_id, commit, entries,
+        first_number,
+    )  # fmt: skip
 
 
 def _entries(data: memoryview, base: EntryId, where: object) -> tuple[Entry, ...]:

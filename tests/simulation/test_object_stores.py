@@ -22,7 +22,10 @@ from storage_core.store.ensemble.ensemble import Metadata
 
 SEED_COUNT = 150
 ACKED_MIN = 400  # a simulation in which everything fails shows nothing
-KEPT = {"takes_a_record_that_leads_to_a_snapshot_for_damage": 198}  # seeds of what is rare
+KEPT = {  # seeds of what is rare
+    "takes_a_record_that_leads_to_a_snapshot_for_damage": 198,
+    "believes_in_records_without_their_witness": 183,
+}
 FOUND = {  # seeds, and what they have found
     16_000_856: "a listing of different moments without any snapshot was taken for a lost log",
     17_004_794: "a record in a bucket that was emptied counted as the end of a log, and an acked entry was not shown",

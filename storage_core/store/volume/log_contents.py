@@ -16,8 +16,28 @@ from storage_core.raft.object_log_format import LogRecord
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 
 # In an object store: what objects hold with its tag, or why it cannot be read.
-Fetched = Mapping[Path, tuple[bytes, str] | BaseException]
+Answer = tuple[bytes, str] | BaseException
+Fetched = Mapping[Path, Answer]
 NONE_FETCHED: Fetched = MappingProxyType({})
+
+
+class Recent(NamedTuple):
+    """The entries that the newest record of a log in an object store bears: its own, and those of records before it."""
+
+    first_number: int  # of the first of these records
+    base: EntryId  # the last entry before them
+    entries: tuple[Entry, ...]
+
+    @property
+    def tip(self) -> EntryId:
+        return self.entries[-1].id if self.entries else self.base
+
+    def up_to(self, tip: EntryId) -> tuple[Entry, ...] | None:
+        """Return the entries up to `tip`; None if it is not among them."""
+        count = tip.index - self.base.index
+        if not 0 <= count <= len(self.entries):
+            return None
+        return self.entries[:count] if tip == (self.entries[count - 1].id if count else self.base) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +47,7 @@ class Position:
     segment: int  # 0: there is none yet; in an object store the number of the last record
     offset_bytes: int
     witness: str = ""  # in an object store: the snapshot that has to be there still (object_log.py)
+    recent: Recent | None = field(default=None, compare=False, repr=False)  # there too: what the next record repeats
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,10 @@ again that was removed, and believe it. So what was created, or not found, count
 goes by, its witness, is there *afterwards*: the names of snapshots are never used again, and they are removed before
 the records that they make superfluous (`compact`).
 
+**Repeated entries.** A record bears what the records before it say as well, back to the newest snapshot and up to
+`RECENT_SIZE_MAX`, and its number says from which record on. So a reader fetches the newest record, and those before it
+only as far as it does not reach: opening costs a listing, a snapshot and a record, however many commands there are.
+
 **Tags.** Records that were listed are those of the log if the witness is read after the listing; and what is read of
 them is what was listed if it bears the same tag. So a log is read in two rounds: the listing, then snapshot and records
 at once. Where a store's tags differ, or are not there, the witness is looked at once more after the records. A record
@@ -48,6 +52,7 @@ from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import (
     NONE_FETCHED,
+    Answer,
     Bad,
     Behind,
     End,
@@ -56,11 +61,13 @@ from storage_core.store.volume.log_contents import (
     Look,
     Mark,
     Position,
+    Recent,
     Tail,
 )
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
+RECENT_SIZE_MAX = 256 << 10  # bytes of payload that a record repeats; one request costs as much up to about there
 READ_ATTEMPTS = 8  # of who meets records being removed
 NOTHING = b"JSTRMNIL"  # content of the first witness: the log begins with record 1
 Listing = Mapping[str, str]  # names in the directory of a log, and their tags
@@ -126,10 +133,10 @@ class ObjectLog:
         witness = None
         newest = names.snapshots[0]
         kinds = {self.directory / newest: SNAPSHOT}
-        kinds |= {self._record_path(number): LOG_SEGMENT for number in names.records if number > _number(newest)}
-        kept = {path: before[path] for path in kinds if path in before and names.agree_with({path: before[path]})}
-        fetched, _ = self._fetch({path: kind for path, kind in kinds.items() if path not in kept})
-        fetched = {**fetched, **kept}
+        kinds |= {self._record_path(number): LOG_SEGMENT for number in names.records[-1:] if number > _number(newest)}
+        kept = {path: answer for path, answer in before.items() if names.agree_with({path: answer})}
+        answers, _ = self._fetch({path: kind for path, kind in kinds.items() if path not in kept})
+        fetched = {**kept, **answers}
         try:
             for name in names.snapshots:
                 if self._begin(name, contents, fetched):
@@ -141,25 +148,52 @@ class ObjectLog:
             numbers = [number for number in names.records if number >= first]
             if numbers != list(range(first, first + len(numbers))) and not is_last:
                 return None  # or they were listed while they came
+            records = self._needed(names, first, fetched)
             fold = _Fold(contents)
-            listed = set(numbers)
-            for number in range(first, numbers[-1] + 1) if numbers else ():
-                if number in listed:
-                    self._take(number, fold, fetched)
+            for record in records:
+                if isinstance(record, str):
+                    fold.hurt(record)
                 else:
-                    fold.hurt(f"{self._record_path(number)} is missing")
+                    self._take(record, fold)
         except FileNotFoundError:
             return None
-        position = Position(numbers[-1] if numbers else first - 1, fold.size, witness)
+        last = numbers[-1] if numbers else first - 1
+        recent = _recent(records[-1]) if records else Recent(first, contents.tip, ())
+        position = Position(last, _size(contents.entries), witness, recent)
         contents.newest = self._record_path(position.segment)
         fold.end(position)
         if not contents.damage:  # or it may have come about on the way
             contents.records = {
                 path: answer
                 for path, answer in fetched.items()
-                if kinds[path] is LOG_SEGMENT and not isinstance(answer, BaseException)
+                if path.suffix == ".rec" and not isinstance(answer, BaseException)
             }
         return contents if names.agree_with(fetched) or self._is_there(witness) else None
+
+    def _needed(self, names: "_Names", first: int, fetched: dict[Path, Answer]) -> list[LogRecord | str]:
+        """Return the records that say all that those from number `first` on say, ascending, and add them to `fetched`.
+
+        A record that is needed, and is missing or damaged, is the reason for that. Raises OSError.
+        """
+        listed = set(names.records)
+        needed: list[LogRecord | str] = []
+        number = names.records[-1] if names.records else 0
+        while number >= first:
+            path, reaches = self._record_path(number), number
+            if number not in listed:
+                needed.append(f"{path} is missing")
+            else:
+                if path not in fetched:
+                    fetched[path] = self._content(path, LOG_SEGMENT)
+                try:
+                    needed.append(record := self._record(number, fetched))
+                    reaches = record.first_number
+                except UnsupportedVersionError:
+                    raise
+                except (CorruptionError, TruncatedRecordError) as error:
+                    needed.append(f"{path}: {error}")
+            number = reaches - 1
+        return needed[::-1]
 
     def _fetch(
         self, kinds: Mapping[Path, FileKind], looks: Sequence[Callable[[], bool]] = ()
@@ -181,26 +215,25 @@ class ObjectLog:
             raise answer
         return (answer if answer is not None else self._content(path, kind))[0]
 
-    def _take(self, number: int, fold: "_Fold", fetched: Fetched) -> None:
-        """Add a record to what was read; one that is damaged or missing breaks the chain."""
+    def _take(self, record: LogRecord, fold: "_Fold") -> None:
+        """Add a record to what was read; without the snapshot that it names it breaks the chain."""
         try:
-            record, size = self._record(number, fetched)
             start = self._base(record) if record.snapshot_id != NO_ID else None
         except UnsupportedVersionError:
             raise
         except (CorruptionError, TruncatedRecordError) as error:
-            fold.hurt(f"{self._record_path(number)}: {error}")
+            fold.hurt(f"{self._record_path(record.number)}: {error}")
         else:
-            fold.take(record, size, start)
+            fold.take(record, start)
 
-    def _record(self, number: int, fetched: Fetched = NONE_FETCHED) -> tuple[LogRecord, int]:
+    def _record(self, number: int, fetched: Fetched = NONE_FETCHED) -> LogRecord:
         path = self._record_path(number)
         data = self._fetched(path, LOG_SEGMENT, fetched)
         record = object_log_format.decode(data, path)
         ours = (record.store_id, record.volume_id, record.number)
         if ours != (self._identity.store_id, self._identity.volume_id, number):
             raise CorruptionError(f"{path} belongs to another store or volume, or was renamed from {record.number}")
-        return record, len(data)
+        return record
 
     def _begin(self, name: str, contents: LogContents, fetched: Fetched = NONE_FETCHED) -> bool:
         """Read a snapshot into the contents; return whether it is whole."""
@@ -277,7 +310,7 @@ class ObjectLog:
                 behind = self._behind(names, position) if position is not None else None
                 record = behind.newest if behind is not None else None
                 if record is None:
-                    record, _ = self._record(names.records[-1])
+                    record = self._record(names.records[-1])
             except FileNotFoundError:
                 continue
             except TruncatedRecordError as error:
@@ -309,29 +342,33 @@ class ObjectLog:
         numbers = [number for number in names.records if number > position.segment]
         if numbers != list(range(position.segment + 1, position.segment + 1 + len(numbers))):
             return None
-        entries: list[Entry] = []
-        votes: list[Vote] = []
-        size = position.offset_bytes
-        # Before the records, where calls are made one after another: their tags say that this is enough.
+        # Before the record, where calls are made one after another: its tag says that this is enough.
         looks = [partial(self._is_there, position.witness)]
-        fetched, (is_there,) = self._fetch({self._record_path(number): LOG_SEGMENT for number in numbers}, looks)
+        paths = {self._record_path(number): LOG_SEGMENT for number in numbers[-1:]}
+        answers, (is_there,) = self._fetch(paths, looks)
         if isinstance(is_there, BaseException):
             raise is_there
-        record = None
-        try:
-            for number in numbers:
-                record, record_size = self._record(number, fetched)
-                if record.snapshot_id != NO_ID:
-                    return None
-                entries = [entry for entry in entries if entry.index <= record.base.index] + list(record.entries)
-                votes.append(record.vote)
-                size += record_size
-        except (CorruptionError, TruncatedRecordError):
+        fetched = dict(answers)
+        records = [
+            record for record in self._needed(names, position.segment + 1, fetched) if isinstance(record, LogRecord)
+        ]
+        if sum(record.number - record.first_number + 1 for record in records) < len(numbers):
+            return None
+        if any(record.snapshot_id != NO_ID for record in records):
             return None
         if not is_there or not (names.agree_with(fetched) or self._is_there(position.witness)):
             return None
-        end = Position(numbers[-1] if numbers else position.segment, size, position.witness)
-        return Behind(position, Tail([*votes, *entries], end, True), record)
+        if not records:
+            return Behind(position, Tail([], position, True), None)
+        entries: list[Entry] = []
+        for record in records:
+            entries = [entry for entry in entries if entry.index <= record.base.index] + list(record.entries)
+        newest = records[-1]
+        known_index = position.recent.tip.index if position.recent is not None else 0
+        size = position.offset_bytes + _size([entry for entry in entries if entry.index > known_index])
+        end = Position(newest.number, size, position.witness, _recent(newest))
+        votes = [record.vote for record in records]
+        return Behind(position, Tail([*votes, *entries], end, True), newest)
 
     def _is_there(self, witness: str) -> bool:
         try:
@@ -397,7 +434,7 @@ class ObjectLog:
         """
         witness = self._put_snapshot(position.segment, self._encoded(tip, history, body), "snap")
         self._check(position.witness)
-        return Position(position.segment, 0, witness)
+        return Position(position.segment, 0, witness, Recent(position.segment + 1, tip, ()))
 
     def files(self) -> list[Path]:
         """Return what is cached of the log on this machine: nothing."""
@@ -452,15 +489,15 @@ class ObjectLog:
         entries = tuple(record for record in records if isinstance(record, Entry))
         votes = [record for record in records if isinstance(record, Vote)]
         vote = votes[-1] if votes else Vote(entries[-1].term, NO_ID)
+        recent = _repeated(position, base, entries) if snapshot_id == NO_ID else Recent(number, base, entries)
         identity = self._identity
         record = LogRecord(
-            identity.store_id, identity.volume_id, identity.instance_id, number, new_id(), vote, base, snapshot_id,
-            commit, entries,
+            identity.store_id, identity.volume_id, identity.instance_id, number, new_id(), vote, recent.base,
+            snapshot_id, commit, recent.entries, recent.first_number,
         )  # fmt: skip
-        data = record.encode()
         is_taken: FileExistsError | None = None
         try:
-            self._create(self._record_path(number), data)
+            self._create(self._record_path(number), record.encode())
         except FileExistsError as error:
             is_taken = error
         try:
@@ -469,7 +506,8 @@ class ObjectLog:
             self._check(position.witness)
         except PermissionError as error:  # to look: it may be stored
             raise UnreachableError(error.errno, error.strerror, error.filename) from error
-        return Position(number, position.offset_bytes + len(data), position.witness)
+        before = position.offset_bytes if snapshot_id == NO_ID else 0
+        return Position(number, before + _size(entries), position.witness, _recent(record))
 
     def _create(self, path: Path, data: bytes) -> None:
         with closing(self._files.create(path)) as file:
@@ -479,7 +517,7 @@ class ObjectLog:
     def _check_own(self, record: LogRecord, error: OSError) -> None:
         """Return if the record that is there is this one, which was put more than once on the way."""
         try:
-            stored, _ = self._record(record.number)
+            stored = self._record(record.number)
         except FileNotFoundError:
             # Refused without a reason that can be seen: two were being created at once, or it is removed already.
             path = str(self._record_path(record.number))
@@ -527,11 +565,9 @@ class _Fold:
         self._contents = contents
         self._orphans: dict[int, Entry] = {}  # after a gap
         self._hurt = ""  # where the chain broke
-        self.size = 0
 
-    def take(self, record: LogRecord, size: int, start: tuple[SnapshotHeader, SnapshotBody] | None) -> None:
+    def take(self, record: LogRecord, start: tuple[SnapshotHeader, SnapshotBody] | None) -> None:
         contents = self._contents
-        self.size += size
         contents.votes.append(record.vote)
         if record.commit is not None and (contents.commit is None or record.commit.index > contents.commit.index):
             contents.commit = record.commit
@@ -602,6 +638,26 @@ class _Names:
             not isinstance(answer, BaseException) and answer[1] != "" and answer[1] == self._listing.get(path.name)
             for path, answer in fetched.items()
         )
+
+
+def _recent(record: LogRecord | str) -> Recent | None:
+    """Return what the record after this one may repeat; nothing of a damaged one, or one that names a snapshot."""
+    if isinstance(record, str) or record.snapshot_id != NO_ID:
+        return None
+    return Recent(record.first_number, record.base, record.entries)
+
+
+def _repeated(position: Position, base: EntryId, entries: tuple[Entry, ...]) -> Recent:
+    """Return what the record after `position` bears: what the one there does, up to `base`, and new entries."""
+    recent = position.recent
+    kept = recent.up_to(base) if recent is not None else None
+    if recent is None or kept is None or _size(kept) > RECENT_SIZE_MAX:
+        return Recent(position.segment + 1, base, entries)
+    return Recent(recent.first_number, recent.base, kept + entries)
+
+
+def _size(entries: Sequence[Entry]) -> int:
+    return sum(len(entry.payload) for entry in entries)
 
 
 def new_id() -> bytes:

@@ -14,7 +14,7 @@ from storage_core.errors import NoQuorumError, SupersededError, VolumeFailedErro
 from storage_core.metadata.commands import NoOp, encode_envelope
 from storage_core.os_errors import UnreachableError
 from storage_core.raft import rules
-from storage_core.raft.entry import EntryId, make_entry
+from storage_core.raft.entry import START, EntryId, make_entry
 from storage_core.raft.object_log_format import LogRecord
 from storage_core.store.ensemble import commit_reader, decision, rounds, session
 from storage_core.store.ensemble.log_recovery import snapshot_body
@@ -114,7 +114,7 @@ def overwrites_records() -> list[Replacement]:
 
 def takes_a_refusal_for_its_own_success() -> list[Replacement]:
     def check_own(self: ObjectLog, record: Any, error: OSError) -> None:
-        there, _ = self._record(record.number)
+        there = self._record(record.number)
         if there.vote.term != record.vote.term:
             raise SupersededError("another process leads")
 
@@ -213,7 +213,7 @@ def writes_without_a_vote() -> list[Replacement]:
 
 def leads_with_the_first_log() -> list[Replacement]:
     def best(tips: Any, pool: Any, held: Any) -> Lead:
-        return pool.lead_to(next(iter(tips)))
+        return pool.lead_to(next(iter(tips), START))
 
     return [(decision, "_best", best)]
 
@@ -251,12 +251,12 @@ def takes_a_record_that_leads_to_a_snapshot_for_damage() -> list[Replacement]:
     """Its writer did not know of the snapshot yet, and is another one than who took it."""
     take = object_log._Fold.take
 
-    def mutant(self: Any, record: LogRecord, size: int, start: Any) -> None:
+    def mutant(self: Any, record: LogRecord, start: Any) -> None:
         snapshot = self._contents.snapshot if start is None else start[0]
         if snapshot is not None and record.base.index < snapshot.entry.index:
             self.hurt(f"record {record.number} goes on below the snapshot")
         else:
-            take(self, record, size, start)
+            take(self, record, start)
 
     return [(object_log._Fold, "take", mutant)]
 

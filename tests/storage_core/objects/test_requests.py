@@ -17,17 +17,19 @@ from harness.objects.store import Odds, Service
 
 from storage_core.block.format import FRAME_SIZE_TARGET
 from storage_core.deadlines import VARIABLE, DeadlineFiles
-from storage_core.errors import UnsuitableFileSystemError
+from storage_core.errors import CorruptionError, UnsuitableFileSystemError
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Append, AppendedBlocks
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.objects.files import FIRST_READ_SIZE, ObjectFiles
 from storage_core.objects.reached import AnyFiles
 from storage_core.objects.reading_ahead import AHEAD_COUNT, PIECE_SIZE
+from storage_core.raft import object_log_format
 from storage_core.store import environment
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.store import Store
+from storage_core.store.volume import object_log
 from storage_core.store.writing import incoming
 from storage_core.store.writing.staging import Stager
 
@@ -169,19 +171,50 @@ def made(counting: Counting, volume_count: int, message_count: int = 40) -> list
 
 @pytest.mark.parametrize("volume_count", [1, 3])
 def test_requests_of_what_is_done_often(counting: Counting, volume_count: int) -> None:
-    volumes = made(counting, volume_count)
-    record_count = counting.record_count("s3://bucket0")
-    assert record_count > 40
+    volumes = made(counting, volume_count, 60)
+    assert counting.record_count("s3://bucket0") > 60
     with counting.asking() as counts:
         store = Store.open(volumes, env=counting.process())
-    # Identity, snapshot, and each record once.
-    assert counts == {"list": volume_count, "get": volume_count * (record_count + 2)}
+    # Identity, snapshot, and the newest record, which repeats those before it.
+    assert counts == {"list": volume_count, "get": volume_count * 3}
     with counting.asking() as counts:
         store.plan(ReadRequest(("ORDERS",)))
     assert counts == {"list": volume_count}
     with counting.asking() as counts:
         store.state_in_turn()
     assert counts == {"list": 1}
+
+
+def test_records_before_what_the_newest_repeats_are_read_as_well(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_log, "RECENT_SIZE_MAX", 2000)
+    volumes = made(counting, 1, 40)
+    repeated = [
+        object_log_format.decode(data, name).first_number
+        for name, data in sorted(counting.objects("s3://bucket0").items())
+        if name.endswith(".rec")
+    ]
+    assert 4 < len(set(repeated)) < len(repeated) / 3, "each begins anew after so many bytes"
+    with counting.asking() as counts:
+        store = Store.open(volumes, env=counting.process())
+    assert counts == {"list": 1, "get": 2 + len(set(repeated))}
+    assert store.stream("ORDERS").last_sequence == 40
+
+
+@pytest.mark.parametrize("hurt", ["missing", "damaged"])
+def test_record_that_a_later_one_repeats_is_not_missed(counting: Counting, hurt: str) -> None:
+    volumes = made(counting, 1, 10)
+    objects = counting.objects("s3://bucket0")
+    *_, last_but_one, last = sorted(name for name in objects if name.endswith(".rec"))
+    if hurt == "missing":
+        del objects[last_but_one]
+    else:
+        objects[last_but_one] = b"damaged"
+    assert Store.open(volumes, env=counting.process()).stream("ORDERS").last_sequence == 10
+    objects[last] = b"damaged"
+    with pytest.raises(CorruptionError):
+        Store.open(volumes, env=counting.process()).streams()
 
 
 @pytest.mark.parametrize("volume_count", [1, 3])
@@ -353,7 +386,7 @@ def test_readers_and_writers_that_take_turns_ask_for_what_is_new(counting: Count
         second.stream("ORDERS").append(MESSAGES)
     with counting.asking() as counts:
         first.stream("ORDERS").append(MESSAGES)
-    assert (counts["get"], counts["put"], counts["create"]) == (2 * volume_count, volume_count, 2 * volume_count)
+    assert (counts["get"], counts["put"], counts["create"]) == (volume_count, volume_count, 2 * volume_count)
     assert reader.stream("ORDERS").last_sequence == 6
     for last_sequence in (7, 8):
         first.stream("ORDERS").append(MESSAGES)

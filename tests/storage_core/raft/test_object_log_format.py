@@ -11,7 +11,7 @@ from storage_core.raft.object_log_format import NO_ID, LogRecord, decode
 ID = bytes(range(16))
 EXAMPLE = LogRecord(
     b"S" * 16, b"V" * 16, b"I" * 16, 1, ID, Vote(1, b"candidate-one..."), START, NO_ID, None,
-    (make_entry(START.chain, 1, 1, b"HISTORY1", b"payload"),),
+    (make_entry(START.chain, 1, 1, b"HISTORY1", b"payload"),), 1,
 )  # fmt: skip
 
 
@@ -26,11 +26,11 @@ def records(draw: st.DrawFn) -> LogRecord:
         entry = make_entry(chain, index, draw(numbers), draw(st.binary(min_size=8, max_size=8)), payload)
         entries.append(entry)
         chain = entry.chain
-    at = draw(numbers)
+    at, number = draw(numbers), draw(st.integers(1, POSITION_MAX))
     commit = CommitRecord(at, draw(numbers), at, draw(ids)) if at else None
     return LogRecord(
-        draw(ids), draw(ids), draw(ids), draw(numbers), draw(ids), Vote(draw(numbers), draw(ids)), base, draw(ids),
-        commit, tuple(entries),
+        draw(ids), draw(ids), draw(ids), number, draw(ids), Vote(draw(numbers), draw(ids)), base, draw(ids),
+        commit, tuple(entries), draw(st.integers(1, number)),
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
             decode(encoded[:position], "there")
 
 
-@pytest.mark.parametrize("field", ["number", "vote", "base", "commit"])
+@pytest.mark.parametrize("field", ["number", "vote", "base", "commit", "first_number"])
 def test_record_with_an_impossible_position_is_damage(field: str) -> None:
     beyond = POSITION_MAX + 1
     values = {
@@ -59,6 +59,7 @@ def test_record_with_an_impossible_position_is_damage(field: str) -> None:
         "vote": Vote(beyond, NO_ID),
         "base": EntryId(beyond, 1, START.chain),
         "commit": CommitRecord(beyond, 1, beyond, START.chain),
+        "first_number": EXAMPLE.number + 1,
     }
     record = replace(EXAMPLE, entries=(), **{field: values[field]})  # type: ignore[arg-type]
     with pytest.raises(CorruptRecordError):
@@ -69,7 +70,7 @@ def test_record_of_a_newer_version_is_left_alone() -> None:
     from crc32c import crc32c
 
     content = bytearray(EXAMPLE.encode()[:-4])
-    content[8] = 2
+    content[8] += 1
     with pytest.raises(UnsupportedVersionError):
         decode(bytes(content) + crc32c(bytes(content)).to_bytes(4, "little"), "there")
 
@@ -79,7 +80,7 @@ def test_entries_that_do_not_follow_each_other_are_no_record() -> None:
     stray = make_entry(b"another chain...", 2, 1, b"HISTORY1", b"payload")
     bad = LogRecord(
         EXAMPLE.store_id, EXAMPLE.volume_id, EXAMPLE.instance_id, 1, ID, EXAMPLE.vote, START, NO_ID, None,
-        (first, stray),
+        (first, stray), 1,
     )  # fmt: skip
     with pytest.raises(CorruptRecordError):
         decode(bad.encode(), "there")

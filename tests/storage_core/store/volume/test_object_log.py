@@ -11,13 +11,14 @@ from harness.objects.scheduler import Scheduler
 from harness.objects.store import Bucket, Odds, Service
 from mutants.store import object_mutants
 
-from storage_core.deadlines import SPREAD_COUNT_MAX, DeadlineFiles
+from storage_core.deadlines import DeadlineFiles
 from storage_core.errors import CorruptionError, SupersededError
 from storage_core.objects.files import ObjectFiles
 from storage_core.os_errors import UnreachableError
 from storage_core.paths import ObjectPath
 from storage_core.raft.entry import START, CommitRecord, Entry, EntryId, Vote, make_entry
 from storage_core.raft.snapshot_format import SnapshotBody
+from storage_core.store.volume import object_log
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.object_log import ObjectLog
@@ -71,18 +72,19 @@ def test_everybody_reads_what_was_appended(service: Service, log: ObjectLog) -> 
     assert process(service).read_mark().end == (SECOND.id, 1)
 
 
-def test_records_behind_a_snapshot_are_read_at_once(service: Service, log: ObjectLog) -> None:
+def test_snapshot_and_newest_record_are_read_at_once_and_say_everything(service: Service, log: ObjectLog) -> None:
     position, before = log.read().position, FIRST
-    for _ in range(SPREAD_COUNT_MAX - 2):
+    for _ in range(20):
         entry = make_entry(before.chain, before.index + 1, 1, b"HISTORY1", b"more")
         position, before = log.append(position, [entry], before.id), entry
-    waiting = Waiting(service, SPREAD_COUNT_MAX)
+    waiting = Waiting(service, 2)
     cold = ObjectLog(DeadlineFiles(ObjectFiles(waiting.connect)), VOLUME, IDENTITY)
     assert (cold.read().tip, cold.read().position) == (before.id, position)
-    waiting = Waiting(service, SPREAD_COUNT_MAX - 2)
+    waiting = Waiting(service, 1)
     behind = ObjectLog(DeadlineFiles(ObjectFiles(waiting.connect)), VOLUME, IDENTITY)
     tail = behind.read_tail(Position(1, 0, position.witness))
-    assert tail is not None and tail.position.segment == SPREAD_COUNT_MAX - 1
+    assert tail is not None and tail.position == position
+    assert tail.records[-1] == before
 
 
 class Waiting:
@@ -204,8 +206,9 @@ def test_record_of_a_writer_that_did_not_know_the_snapshot_goes_on_from_it(servi
 
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_lost_record_in_the_middle_is_damage_and_no_torn_tail(
-    service: Service, log: ObjectLog, is_missing: bool
+    service: Service, log: ObjectLog, is_missing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(object_log, "RECENT_SIZE_MAX", 0)  # no later record repeats it
     position = log.append(log.read().position, [SECOND], FIRST.id)
     log.append(position, [THIRD], SECOND.id)
     name = next(name for name in objects(service) if name.endswith("2.rec"))
