@@ -400,7 +400,8 @@ OPTIONS = (
         "lock_timeout_s",
         DURATION,
         "`60s`",
-        "How long to wait for another process that holds the store.",
+        "How long to wait for another process that holds the store, or, in buckets, for a consumer's former query: at "
+        "least 30 s.",
     ),
 )
 

@@ -307,6 +307,12 @@ class OtherHostError(StoreBusyError):
         )
 
 
+class LeaseLostError(StoreBusyError):
+    """Another process does this work by now: this one was stopped for longer than its lease lasts, and has to end."""
+
+    code = "JSTREAM_LEASE_LOST"
+
+
 class SupersededError(StoreBusyError):
     """Another process has led since, and nothing was stored: begin anew."""
 

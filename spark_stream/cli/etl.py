@@ -241,7 +241,7 @@ def _reporting(summary: "Summary", metrics_textfile: Path | None, skips: bool = 
     `skips`: another run is no failure.
     """
     from spark_stream.pipelines.api import finishing
-    from spark_stream.pipelines.errors import CheckpointHeldError
+    from spark_stream.pipelines.errors import CheckpointHeldError, CheckpointLostError
 
     is_held = False
     with _failing_in_words():
@@ -250,7 +250,7 @@ def _reporting(summary: "Summary", metrics_textfile: Path | None, skips: bool = 
                 yield
         except CheckpointHeldError as error:
             is_held = True
-            if not skips:
+            if not skips or isinstance(error, CheckpointLostError):
                 raise
             summary.skip()
             say(f"skipped: {error}")

@@ -146,9 +146,9 @@ def maintain(
                 raise CommandFailed(f"{counted(len(rounds.volumes), 'volume')} could not be brought back: see above")
             say("maintenance is done")
             return
-        with opened.watching(), Termination.awaited() as termination:
+        with opened.watching() as check, Termination.awaited() as termination:
             while not termination.has_come:
-                rounds.try_to_run(termination)
+                rounds.try_to_run(termination, check)
                 termination.wait(every_ns / 1_000_000_000 * random.uniform(0.9, 1.1))
             say("stopped by SIGTERM")
 
@@ -161,22 +161,25 @@ class _Rounds:
         self.volumes: dict[str, str] = {}  # by name: why it could not be brought back
         self._is_first = True
 
-    def run(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Do all that is due; raises StorageError."""
+    def run(self, is_stopped: Callable[[], bool] = lambda: False, check: Callable[[], None] = lambda: None) -> None:
+        """Do all that is due; raises StorageError, and what `check` raises."""
         began_s, is_done = time.monotonic(), False
         try:
-            self._store.maintain(is_stopped)
+            self._store.maintain(is_stopped, check)
             self.volumes = _report_volumes(self._store, self.volumes)
             is_done = not self.volumes and not is_stopped()
         finally:
             if self._textfile is not None:
                 self._write_metrics(self._textfile, is_done, time.monotonic() - began_s)
 
-    def try_to_run(self, termination: Termination) -> None:
-        from storage_core.errors import StorageError
+    def try_to_run(self, termination: Termination, check: Callable[[], None]) -> None:
+        """Do the same, and say what goes wrong. Raises LeaseLostError: another process does it."""
+        from storage_core.errors import LeaseLostError, StorageError
 
         try:
-            self.run(lambda: termination.has_come)
+            self.run(lambda: termination.has_come, check)
+        except LeaseLostError:
+            raise
         except (StorageError, OSError) as error:
             say(f"maintenance: {error}")
             return

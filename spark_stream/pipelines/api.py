@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONTINUOUS, Pipeline, load_pipeline
-from spark_stream.pipelines.errors import RunFailedError
+from spark_stream.pipelines.errors import CheckpointLostError, RunFailedError
 from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, in_words
 from spark_stream.pipelines.run import Prepared, Reporter, Run, Stop, Watcher, prepare
 from spark_stream.pipelines.session import pipeline_session
@@ -32,8 +32,8 @@ def run_pipeline(
     another thread. `store`: volumes, where the file names none. `watch` hears of each finished batch. It runs in the
     active Spark session, else in one of its own. `new_checkpoint` and `take_over` are those of `jstream etl run`.
 
-    Raises DefinitionError (the file), CheckpointHeldError (another run has the checkpoint), CheckpointError,
-    RunFailedError (the query), StorageError.
+    Raises DefinitionError (the file), CheckpointHeldError (another run has the checkpoint), CheckpointLostError
+    (another run has taken it over), CheckpointError, RunFailedError (the query), StorageError.
     """
     volumes = [store] if isinstance(store, (str, os.PathLike)) else store
     pipeline = load_pipeline(Path(path), ",".join(os.fspath(volume) for volume in volumes))
@@ -109,9 +109,13 @@ def finishing(summary: Summary) -> Iterator[None]:
 
 @contextmanager
 def _recording(summary: Summary, state: PipelineState) -> Iterator[None]:
-    """Keep the summary beside the checkpoint, however the run ends."""
+    """Keep the summary beside the checkpoint, however the run ends; the records of a successor are left alone."""
     try:
         with finishing(summary):
             yield
-    finally:
+    except CheckpointLostError:
+        raise
+    except BaseException:
         state.add_run(summary.to_json())
+        raise
+    state.add_run(summary.to_json())

@@ -18,6 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import DELTA, PARQUET, Pipeline
@@ -26,7 +27,7 @@ from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON
 from spark_stream.pipelines.run import Prepared, store_batch
-from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching, read_range
+from spark_stream.pipelines.source import matching, read_range
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, now_text
 from spark_stream.pipelines.summary import Summary
 from storage_core import Store
@@ -165,7 +166,7 @@ class Backfill:
                 yield known["first"], known["end"], backfill[stage]
 
     def execute(self) -> None:
-        """Store the range. Call `check` before. Raises RunFailedError."""
+        """Store the range. Call `check` before. Raises RunFailedError, CheckpointLostError."""
         self._note("begun")
         try:
             self._store()
@@ -181,7 +182,8 @@ class Backfill:
         if with_letters:
             parsed = self._without_known_letters(parsed)
         identity = self._wanted.identity(self._pipeline.name)
-        self.summary.add_batch(*store_batch(self._prepared, parsed, identity, with_letters))
+        counts = store_batch(self._prepared, parsed, identity, with_letters, lambda text: self._state.check())
+        self.summary.add_batch(*counts)
         first = {name: bounds[0] for name, bounds in self._wanted.ranges.items()}
         self.summary.cover(first, {name: bounds[1] for name, bounds in self._wanted.ranges.items()})
 

@@ -47,6 +47,15 @@ class CheckpointHeldError(PipelineError):
         return f"checkpoint {self.checkpoint} is held by {self.owner}"
 
 
+class CheckpointLostError(CheckpointHeldError):
+    """Another run has taken the checkpoint over: this one was stopped for longer than its lease lasts."""
+
+    code = "JSTREAM_CHECKPOINT_LOST"
+
+    def sentence(self) -> str:
+        return f"checkpoint {self.checkpoint} was taken over by {self.owner}; this run has to end"
+
+
 class BackfillRefusedError(PipelineError):
     """The range cannot be backfilled; nothing was stored."""
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from datasource.schema import check_write_schema
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, interval_s
-from spark_stream.pipelines.errors import DefinitionError, RunFailedError
+from spark_stream.pipelines.errors import CheckpointLostError, DefinitionError, RunFailedError
 from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, explain, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
@@ -38,8 +38,10 @@ from spark_stream.pipelines.state import PipelineState, read_checkpoint, sequenc
 from spark_stream.pipelines.summary import Summary
 from spark_stream.pipelines.tables import has_delta, make_table, misfit
 from spark_stream.pipelines.transform import CHANCE, Function, dependence_on_batches, load_transform, transform
+from storage_core.errors import VolumeFailedError
 from storage_core.metadata.state import StreamState
 from storage_core.paths import place
+from storage_core.store.consumers.leases import EXPIRES_S, RENEW_S
 
 POLL_S = 0.25  # how often progress and wishes to stop are looked at
 GRACE_S = 120.0  # how long a batch may take to its end once a stop was asked for
@@ -164,7 +166,7 @@ class Run:
         self._streams: dict[str, StreamState] = {}  # of the source, when the run began
 
     def execute(self, stop: Stop, watch: Watcher = lambda progress: None, report: Reporter = lambda text: None) -> None:
-        """Run until everything is read (available-now), or until `stop`. Raises RunFailedError."""
+        """Run until everything is read (available-now), or until `stop`. Raises RunFailedError, CheckpointLostError."""
         from datasource.acknowledging import acknowledge
 
         acknowledge(self._prepared.spark)
@@ -183,6 +185,8 @@ class Run:
                     self._attend([letters], stop)
         except SPARK_ERRORS as error:
             failure = self._failure or error
+            if isinstance(failure, CheckpointLostError):
+                raise failure from None
             option, key = "with option failOnDataLoss=false", "with fail_on_data_loss = false below [source]"
             raise RunFailedError(in_words(failure).replace(option, key), code_of(failure)) from error
         finished = not stop.asked.is_set() or self._mode == CONTINUOUS
@@ -265,10 +269,11 @@ class Run:
             with_letters = self._prepared.pipeline.dead_letters is not None
             parsed = self._prepared.parsed(batch)
 
-            def report(text: str) -> None:
+            def step(text: str) -> None:
+                self._state.check()
                 self._report(f"batch {number}: {text}")
 
-            self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters, report)
+            self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters, step)
         except Exception as error:
             self._failure = error
             raise
@@ -278,6 +283,7 @@ class Run:
             letters = bad(self._prepared.parsed(batch)).persist()
             try:
                 identity = self._identity(self._state.dead_letter_checkpoint, number)
+                self._state.check()
                 write_dead_letters(letters, self._prepared.pipeline, identity)
             finally:
                 letters.unpersist()
@@ -297,29 +303,53 @@ class Run:
 
         Raises StreamingQueryException if one failed; the others are stopped then.
         """
-        asked_s: float | None = None
-        done_when_asked = -1
-        while any(query.isActive for query in queries):
-            time.sleep(POLL_S)
-            if watch is not None:
-                self._follow(queries[0], watch)
-                self._report_state(queries[0])
-            if any(not query.isActive and query.exception() is not None for query in queries):
-                break
-            if stop.asked.is_set():
-                if asked_s is None:
-                    asked_s, done_when_asked = time.monotonic(), self._batch_done()
-                is_between = not queries[0].status["isTriggerActive"] or self._batch_done() > done_when_asked
-                if is_between or time.monotonic() - asked_s > GRACE_S:
-                    break
-        for query in queries:
-            if query.isActive:
-                query.stop()
+        try:
+            self._wait_for(queries, stop, watch)
+        except CheckpointLostError:
+            _stop(queries)
+            raise
+        _stop(queries)
         if watch is not None:
             self._follow(queries[0], watch)
         failed = [error for error in (query.exception() for query in queries) if error is not None]
         if failed:
             raise failed[0]
+
+    def _wait_for(self, queries: list[StreamingQuery], stop: Stop, watch: Watcher | None) -> None:
+        """Wait until all queries have ended, or one has failed, or is to be stopped. Raises CheckpointLostError."""
+        asked_s: float | None = None
+        done_when_asked = -1
+        checked_s = time.monotonic()
+        while any(query.isActive for query in queries):
+            time.sleep(POLL_S)
+            checked_s = self._check_after_pause(checked_s)
+            if watch is not None:
+                self._follow(queries[0], watch)
+                self._report_state(queries[0])
+            if any(not query.isActive and query.exception() is not None for query in queries):
+                return
+            if stop.asked.is_set():
+                if asked_s is None:
+                    asked_s, done_when_asked = time.monotonic(), self._batch_done()
+                is_between = not queries[0].status["isTriggerActive"] or self._batch_done() > done_when_asked
+                if is_between or time.monotonic() - asked_s > GRACE_S:
+                    return
+
+    def _check_after_pause(self, checked_s: float) -> float:
+        """Look every RENEW_S whether the checkpoint is lost; return when that was known last.
+
+        The sinks of Spark take steps that are not seen here. An object store that gives no answer is asked again.
+        """
+        now_s = time.monotonic()
+        if now_s - checked_s < RENEW_S:
+            return checked_s
+        try:
+            self._state.check()
+        except VolumeFailedError:
+            if now_s - checked_s > EXPIRES_S:
+                raise
+            return checked_s
+        return now_s
 
     def _batch_done(self) -> int:
         offsets = self._state.offsets()
@@ -375,27 +405,36 @@ def store_batch(
     parsed: DataFrame,
     identity: Identity,
     with_letters: bool,
-    report: Reporter = lambda text: None,
+    step: Reporter = lambda text: None,
 ) -> tuple[int, int, int]:
-    """Store parsed messages and their dead letters under one identity; return the counts of in, out and dead."""
+    """Store parsed messages and their dead letters under one identity; return the counts of in, out and dead.
+
+    `step` hears of each step before it is made, and ends the batch with what it raises.
+    """
     pipeline = prepared.pipeline
     parsed = (parsed if with_letters else refuse_bad(parsed)).persist()  # used several times, and read once
     try:
-        report("reading and parsing")
+        step("reading and parsing")
         counted = parsed.agg(F.count(F.lit(1)), F.count(REASON)).first()
         assert counted is not None
-        report(f"transforming {counted[0]:,} messages")
+        step(f"transforming {counted[0]:,} messages")
         rows = prepared.rows(parsed)
         row_count = rows.count()
         if row_count:
-            report(f"writing {row_count:,} rows to {pipeline.sink.kind}")
+            step(f"writing {row_count:,} rows to {pipeline.sink.kind}")
             write_rows(rows, pipeline, identity)
         if counted[1]:
-            report(f"writing {counted[1]:,} dead {'letter' if counted[1] == 1 else 'letters'}")
+            step(f"writing {counted[1]:,} dead {'letter' if counted[1] == 1 else 'letters'}")
             write_dead_letters(bad(parsed), pipeline, identity)
     finally:
         parsed.unpersist()
     return counted[0], row_count, counted[1]
+
+
+def _stop(queries: list[StreamingQuery]) -> None:
+    for query in queries:
+        if query.isActive:
+            query.stop()
 
 
 def _has_batch(progress: Mapping[str, Any]) -> bool:

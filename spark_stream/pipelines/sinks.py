@@ -10,6 +10,7 @@ from fnmatch import translate
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
 from spark_stream.look.terminal import print_table
 from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, Pipeline, Sink
@@ -18,7 +19,6 @@ from spark_stream.pipelines.payload import DATA, REASON
 from spark_stream.pipelines.tables import append_to_delta, upsert
 from storage_core.store.writing.appends import WriterBatch
 
-LOCK_TIMEOUT_S = 60.0
 COLLECTED_COUNT_MAX = 10_000  # dead letters of a batch that come to the driver; what is more is written by tasks
 COLLECTED_SIZE_MAX = 64 * 1024 * 1024  # bytes of their payloads
 RFC_3339 = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
+from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
@@ -16,7 +17,6 @@ from storage_core.metadata.state import StreamState
 from storage_core.subjects import filters_overlap, is_literal, matches
 from storage_core.suggestions import instead
 
-LOCK_TIMEOUT_S = 60.0
 _LIMITS = {
     "max_messages": "maxOffsetsPerTrigger",
     "max_bytes": "maxBytesPerTrigger",

@@ -22,7 +22,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError
+from datasource.settings import LOCK_TIMEOUT_S
+from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError, CheckpointLostError
 from storage_core.paths import is_in_object_store, place, real_place
 from storage_core.store.consumers import leases
 from storage_core.store.ensemble.ensemble import translated
@@ -59,6 +60,7 @@ class PipelineState:
         self._is_remote = is_in_object_store(self.folder)
         # Spark knows some places by other names than we do, as s3a:// for s3://.
         self._folder_for_spark = f"{checkpoint.rstrip('/')}{SUFFIX}" if self._is_remote else str(self.folder)
+        self._other_owner: leases.OtherOwner = lambda: ""
 
     @contextmanager
     def lock(self, work: str) -> Iterator[None]:
@@ -67,9 +69,11 @@ class PipelineState:
         `work` is what the lock owner does, for the error that others get.
         """
         if self._is_remote:
-            with leases.alone([leases.place_beside(self.folder, REAL)], REAL, LEASE) as owner:
+            with leases.alone([leases.place_beside(self.folder, REAL)], REAL, LEASE, LOCK_TIMEOUT_S) as other_owner:
+                owner = other_owner()
                 if owner:
                     raise CheckpointHeldError(self.checkpoint, owner)
+                self._other_owner = other_owner
                 yield
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +89,12 @@ class PipelineState:
             yield
         finally:
             os.close(descriptor)
+
+    def check(self) -> None:
+        """Raise CheckpointLostError if the run that has locked the checkpoint has lost it: called before each step."""
+        owner = self._other_owner()
+        if owner:
+            raise CheckpointLostError(self.checkpoint, owner)
 
     def owner(self) -> str:
         """Return who runs the pipeline now, empty if nobody does."""
@@ -134,7 +144,11 @@ class PipelineState:
         self.write(RUNS, [*before[1 - RUNS_KEPT :], summary])
 
     def write(self, name: str, value: Any) -> None:
-        """Put the value there, durably: the file is the old one or the new one, whenever the power fails."""
+        """Put the value there, durably: the file is the old one or the new one, whenever the power fails.
+
+        Raises CheckpointLostError.
+        """
+        self.check()
         path, made = self.folder / name, self.folder / f".{name}.{os.getpid()}"
         if self._is_remote:
             _put(path, json.dumps(value, indent=2, sort_keys=True).encode())

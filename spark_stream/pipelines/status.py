@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import Pipeline
-from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching
+from spark_stream.pipelines.source import matching
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
 from storage_core import Store
 from storage_core.paths import place

@@ -50,10 +50,10 @@ def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], damage: 
         damage.leave_reports(store.volumes())
 
 
-def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
+def maintain(store: OpenStore, is_stopped: Callable[[], bool], check: Callable[[], None]) -> None:
     """Do all maintenance that is due, one kind after another; others get their turn in between.
 
-    `is_stopped` is asked between two pieces; what is left then is due the next time.
+    `is_stopped` is asked between two pieces; what is left then is due the next time. `check` is called before each.
     """
     env, timeout_s = store.environment, store.lock_timeout_s
     repairing = Repair(store.metadata, env, timeout_s)
@@ -72,9 +72,8 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
     def archive() -> None:
         if not len(store.state().archives):
             return
-        with ownership.alone(store, ownership.ARCHIVE_FILE) as owner:
-            if not owner:  # else that one runs the commands
-                Archiving(store.metadata, env, timeout_s, store.maintenance.archived).run(is_stopped)
+        with ownership.alone(store, ownership.ARCHIVE_FILE) as other_owner:
+            Archiving(store.metadata, env, timeout_s, store.maintenance.archived).run(is_stopped, other_owner)
 
     def sweep() -> None:
         repairing.sweep()
@@ -91,4 +90,5 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
     for piece in pieces:
         if is_stopped():
             return
+        check()
         piece()

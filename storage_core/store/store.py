@@ -365,8 +365,12 @@ class Store(OpenStore):
             raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
         return Compaction(self.metadata, self._env, self.lock_timeout_s, policy)
 
-    def maintain(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+    def maintain(
+        self, is_stopped: Callable[[], bool] = lambda: False, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Do all maintenance that is due, without the bounds of a session; `is_stopped` is asked between two pieces.
+
+        `check`, which `watching` yields, is called before each piece, and ends the maintenance with what it raises.
 
         Volumes whose metadata is damaged or of an older instance rejoin, copies that are missing or were reported are
         repaired, small blocks merged, old deletes and orphaned blocks unlinked, the journal written, a snapshot taken.
@@ -374,12 +378,14 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        operations.maintain(self, is_stopped)
+        operations.maintain(self, is_stopped, check)
 
-    def watching(self) -> AbstractContextManager[None]:
+    def watching(self) -> AbstractContextManager[Callable[[], None]]:
         """Be the one process that maintains the store again and again, until the block ends.
 
         Entering it raises StoreBusyError, which names the process that already does. `maintain` does not need it.
+        It yields a check for `maintain`, which raises LeaseLostError once another process has taken over: in buckets
+        it does if this one was stopped for longer than 30 seconds.
         """
         from storage_core.store.consumers import ownership
 

@@ -1,29 +1,41 @@
 """Leases: rights that expire, of volumes in object stores, where there are no locks.
 
-    owners/<name>.lease     JSON: who has it (`Owner`), and a sign that is another one each time it is put
+    owners/<purpose>-<number>.lease     JSON: who has it (`Owner`), and a sign that is another one each time it is put
 
-Whoever wants a lease looks at it on all volumes, and creates it on each, in the order of their ids, if it is nowhere. A
-thread for each volume puts it again every RENEW_S; `close` deletes it. Clocks of hosts are never compared: who sees all
-signs unchanged for EXPIRES_S, by a clock of its own that does not go back, takes the owner for gone; at once if that is
-a process of this very machine which has ended.
+What a consumer, the maintenance of a store, its archive commands and a pipeline have is one purpose each, and each
+owner has a higher number than the one before. The highest number owns the purpose; whoever sees a higher one than its
+own has lost it, and ends. A lease is never taken away from its owner, who may only have slept, and no name is used
+again: so a deletion or a put that arrives late hits nobody else's.
 
-A lease is never taken away from its owner, who may only have slept, and no name is used again: the next owner creates
-another one. So a deletion or a put that arrives late hits nobody else's. A lease alone protects nothing. It keeps the
-peace, and the number behind it, the fencing token, refuses the former owner.
+    renew       put the leases on a volume, then list it: a higher number is a loss, and a lease that is missing is
+                created again only where there is no higher one. A thread for each volume does it every RENEW_S; who is
+                about to act does it first (`other_owner`), since a process that was stopped and goes on knows nothing
+    acquire     look, create on each volume in the order of their ids, then list: a higher number wins
+    succeed     the newest owner has ended, or all its signs have been the same for EXPIRES_S: acquire the next number,
+                look again. An owner that woke up before it saw that number has put a new sign, and is waited for until
+                it ends. Only then the former leases are swept
+    close       delete the lease, or put the mark that it is over where nothing else keeps count of the numbers
+
+An owner puts its sign before it looks for a higher number, and a successor creates the higher number before it looks
+at the sign: one of them sees the other. Clocks of hosts are never compared: an observer counts by a clock of its own
+that does not go back. An owner that stops between looking and acting is not kept from acting by any of this. What is
+behind the lease refuses it then: a consumer's generation, the metadata's term, the identity of a pipeline's batch.
 """
 
 import contextlib
 import logging
 import os
+import re
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -39,11 +51,26 @@ from storage_core.store.volume.identity import OWNERS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, label
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 SUFFIX = ".lease"
+_FILE_NAME = re.compile(r"([^/]+)-([0-9]{1,18})\.lease")
 RENEW_S = 10.0  # between two puts of a lease
 EXPIRES_S = 30.0  # without a new sign, as its observer counts them
 LOOK_S = 1.0  # between two looks of who waits
 _ENDED = ("Z", "X")  # states of a process that only waits for its parent to ask
+
+OtherOwner = Callable[[], str]  # who has by now what this process acquired; empty: this process
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """The name of one lease; of one purpose each owner has a higher number."""
+
+    purpose: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.purpose}-{self.number}"
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -62,6 +89,9 @@ class Owner(msgspec.Struct, frozen=True):
         return f"process {self.pid} on {self.host} (since {self.since})"
 
 
+_UNKNOWN = Owner("", "", "another host", 0, "an unknown time")
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A lease that somebody else has."""
@@ -69,6 +99,12 @@ class Held:
     owner: Owner
     signs: Mapping[bytes, str]  # by volume
     machine: str  # of the observer
+    silent_s: float = 0.0  # for which it was observed without a new sign, where that is too short to tell
+
+    def __str__(self) -> str:
+        if not self.silent_s:
+            return str(self.owner)
+        return f"{self.owner}, silent for {self.silent_s:g} s: it counts as ended after {EXPIRES_S:g} s"
 
     def has_ended(self) -> bool:
         """Return whether it was given back, or its owner was a process of this machine, and is none any more."""
@@ -85,20 +121,25 @@ class Held:
 class _Names:
     """What the threads of one `Leases` share with it, and all that they keep alive."""
 
-    mine: set[str] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)  # somebody else has these, under the same name
+    mine: dict[str, int] = field(default_factory=dict)  # by purpose the number
+    lost: dict[str, str] = field(default_factory=dict)  # by purpose who has it instead
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
 class Leases:
-    """The leases that one process has for one purpose. For one thread at a time; a forked child has none of them.
+    """The leases that one process has of some volumes. For one thread at a time; a forked child has none of them.
 
     Nobody has to close it: when it is forgotten, its leases are not renewed any more.
     """
 
-    def __init__(self, volumes: Iterable[Volume], env: Environment, are_left: bool = False) -> None:
-        """`are_left`: what is given back stays, marked as over; for names of which nothing else keeps count."""
-        self._are_left = are_left
+    def __init__(
+        self, volumes: Iterable[Volume], env: Environment, wait_s: float, counts_numbers: bool = False
+    ) -> None:
+        """`wait_s`: for how long an owner is waited for that may have ended.
+
+        `counts_numbers`: a lease that is given back stays, marked as over, since nothing else keeps count.
+        """
+        self._wait_s, self._counts_numbers = wait_s, counts_numbers
         present = (volume for volume in volumes if volume.identity is not None)
         self._volumes = sorted(present, key=lambda volume: volume.volume_id)
         self._env = env
@@ -115,79 +156,139 @@ class Leases:
             Renewal(self._env.files, volume, self._names, self._owner_id, encoded) for volume in self._volumes
         ]
         self._threads: list[threading.Thread] = []
-        self._observed: dict[str, tuple[Held | None, float]] = {}  # what they were like, and when
+        self._observed: dict[LeaseName, tuple[Held | None, float]] = {}  # what they were like, and when
         weakref.finalize(self, self._names.stopped.set)
 
     # --- one lease
 
-    def acquire(self, name: str) -> Held | None:
-        """Create a lease that nobody has; return None, or who has it. Raises OSError if too few volumes answer."""
-        held = self.look(name)
-        if held is not None:
-            return held
-        self._names.mine.add(name)
+    def acquire(self, name: LeaseName) -> Held | None:
+        """Create a lease that nobody has; return None, or who has it or a higher number of its purpose.
+
+        Raises OSError if too few volumes answer.
+        """
+        until_s = self._env.monotonic() + self._wait_s
+        while True:
+            held = self.look(name)
+            if held is not None:
+                return held
+            if self._create_on_each(name):
+                newest = self._numbers(name.purpose)[-1:]
+                if newest <= [name.number]:
+                    self._start()
+                    return None
+                self._release([name.purpose])
+                return self.look(LeaseName(name.purpose, newest[0])) or Held(_UNKNOWN, {}, "")
+            held = self.look(name)
+            if held is not None:
+                return held
+            if self._env.monotonic() >= until_s:  # others come and go
+                return Held(_UNKNOWN, {}, "")
+            self._env.sleep(LOOK_S)
+
+    def _create_on_each(self, name: LeaseName) -> bool:
+        """Create a lease on a majority; return whether it is ours on all that answer, else nothing is left of it."""
+        self._names.mine[name.purpose] = name.number
+        self._names.lost.pop(name.purpose, None)
+        is_ours = False
         errors: list[OSError] = []
         try:
             for volume in self._volumes:
                 try:
-                    if not self._create(volume, name):
-                        held = self.look(name)
+                    if not _create(self._env.files, _path(volume, name), self._encoded()):
                         break
                 except OSError as error:
                     errors.append(error)  # it may be there all the same, and then it is renewed
             else:
                 self._check_count(errors)
-                self._start()
-                return None
-        except BaseException:
-            self._release([name])
-            raise
-        self._release([name])
-        return held or self.acquire(name)  # it was deleted meanwhile
+                is_ours = True
+        finally:
+            if not is_ours:
+                self._release([name.purpose])
+        return is_ours
 
-    def look(self, name: str) -> Held | None:
+    def succeed(self, purpose: str) -> Held | None:
+        """Own a purpose whose newest owner is gone, under the next number; return None, or who has it.
+
+        Raises OSError if too few volumes answer.
+        """
+        numbers = self._numbers(purpose)
+        number, held, is_gone = 0, None, True
+        if numbers:
+            number = numbers[-1]
+            held, is_gone = self.look_or_wait(LeaseName(purpose, number))
+        while held is None or is_gone:
+            former, number = held, number + 1
+            held = self.acquire(LeaseName(purpose, number))
+            if held is None:
+                held = self._wait_until_ended(LeaseName(purpose, number - 1), former)
+                if held is not None:
+                    self._release([purpose])
+                    return held
+                sweep(self._volumes, self._env, [LeaseName(purpose, before) for before in numbers])
+                return None
+            is_gone = held.has_ended()
+        return held
+
+    def _wait_until_ended(self, name: LeaseName, silent: Held | None) -> Held | None:
+        """Wait for a silent owner that has woken up: it ends when it sees the next number. Return it if it does not."""
+        until_s = self._env.monotonic() + self._wait_s
+        held = self.look(name)
+        is_gone = held is None or silent is None or not held.is_renewed_since(silent)
+        while held is not None and not is_gone:
+            if self._env.monotonic() >= until_s:
+                return held
+            held, is_gone = self.look_or_wait(name)
+        return None
+
+    def look(self, name: LeaseName) -> Held | None:
         """Return who else has a lease, on any of the volumes. Raises OSError if too few of them answer."""
         owners: dict[bytes, Owner] = {}
-        errors: list[OSError] = []
-        looks = on_each(self._env, self._volumes, lambda volume: read(self._env.files, _path(volume, name)))
-        for volume, outcome in zip(self._volumes, looks, strict=True):
-            if isinstance(outcome, OSError):
-                errors.append(outcome)
-            elif isinstance(outcome, BaseException):
-                raise outcome
-            elif outcome is not None and outcome.owner != self._owner_id:
-                owners[volume.volume_id] = outcome
-        self._check_count(errors)
+        for volume, owner in self._answers(lambda volume: read(self._env.files, _path(volume, name))):
+            if owner is not None and owner.owner != self._owner_id:
+                owners[volume.volume_id] = owner
         if not owners:
             return None
         signs = {volume_id: owner.sign for volume_id, owner in owners.items()}
         return Held(min(owners.values(), key=lambda owner: owner.is_over), signs, self._machine)
 
-    def look_or_wait(self, name: str) -> tuple[Held | None, bool]:
+    def look_or_wait(self, name: LeaseName) -> tuple[Held | None, bool]:
         """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
         held = self.look(name)
+        until_s = self._env.monotonic() + self._wait_s
         first, begun_s = self._observed.pop(name, (held, self._env.monotonic()))
         while held is not None:
             if held.has_ended():
                 return held, True
             if first is not None and held.is_renewed_since(first):
                 return held, False
-            if self._env.monotonic() - begun_s >= EXPIRES_S:
+            now_s = self._env.monotonic()
+            if now_s - begun_s >= EXPIRES_S:
                 return held, True
-            self._env.sleep(LOOK_S)
+            if now_s >= until_s:
+                return replace(held, silent_s=now_s - begun_s), False
+            self._env.sleep(min(LOOK_S, until_s - now_s))
             held = self.look(name)
         return None, False
 
-    def observe(self, names: Iterable[str]) -> None:
+    def observe(self, names: Iterable[LeaseName]) -> None:
         """Begin to watch several leases at once, so that they are not waited for one after another."""
         for name in names:
             held = self.look(name)
             if held is not None:
                 self._observed[name] = held, self._env.monotonic()
 
-    def has_lost(self, name: str) -> bool:
-        """Return whether somebody else has a lease of ours: somebody has removed it, and then it was free."""
-        return name in self._names.lost
+    def has_lost(self, purpose: str) -> bool:
+        """Return whether a renewal has found that somebody else owns this purpose by now."""
+        return purpose in self._names.lost
+
+    def other_owner(self, purpose: str) -> str:
+        """Renew all leases; return who else owns this purpose by now, nothing if this process does.
+
+        Raises OSError if too few volumes answer.
+        """
+        renewals = {renewal.volume.volume_id: renewal for renewal in self.renewals}
+        self._answers(lambda volume: renewals[volume.volume_id].renew())
+        return self._names.lost.get(purpose, "")
 
     def close(self) -> None:
         """Give everything back. Never raises: what cannot be given back expires."""
@@ -197,20 +298,36 @@ class Leases:
         self._release(list(self._names.mine))
         self.forget()
 
+    def _answers(self, call: Callable[[Volume], T]) -> list[tuple[Volume, T]]:
+        """Return what the call returns for each volume that answers. Raises OSError if too few do."""
+        answers: list[tuple[Volume, T]] = []
+        errors: list[OSError] = []
+        for volume, outcome in zip(self._volumes, on_each(self._env, self._volumes, call), strict=True):
+            if isinstance(outcome, OSError):
+                errors.append(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                answers.append((volume, outcome))
+        self._check_count(errors)
+        return answers
+
     def _check_count(self, errors: list[OSError]) -> None:
         if errors and len(self._volumes) - len(errors) < majority(len(self._volumes)):
             raise errors[0]
 
-    def _create(self, volume: Volume, name: str) -> bool:
-        """Create a lease on one volume; return whether it is ours."""
-        return _create(self._env.files, _path(volume, name), self._encoded())
+    def _numbers(self, purpose: str) -> list[int]:
+        """Return the numbers of the leases of a purpose, ascending. Raises OSError if too few volumes answer."""
+        listings = self._answers(lambda volume: names_on(volume, self._env.files))
+        names = {name for _, listing in listings for name in listing if name.purpose == purpose}
+        return sorted(name.number for name in names)
 
     def _encoded(self, is_over: bool = False) -> bytes:
         return _encode(self._owner_id, self._since, self._machine, is_over)
 
-    def _release(self, names: list[str]) -> None:
-        self._names.mine.difference_update(names)
-        mark = self._encoded(is_over=True) if self._are_left else None
+    def _release(self, purposes: list[str]) -> None:
+        names = [LeaseName(purpose, self._names.mine.pop(purpose)) for purpose in purposes]
+        mark = self._encoded(is_over=True) if self._counts_numbers else None
         release = partial(_release, self._env.files, self._owner_id, names, mark)
         for outcome in on_each(self._env, self._volumes, release):
             if isinstance(outcome, BaseException):
@@ -231,7 +348,7 @@ class Renewal:
     """Puts the leases of one `Leases` on one volume again. A volume that gives no answer holds up no other one."""
 
     def __init__(self, files: Files, volume: Volume, names: _Names, owner_id: str, encoded: "partial[bytes]") -> None:
-        self._files, self._volume, self._names = files, volume, names
+        self._files, self.volume, self._names = files, volume, names
         self._owner_id, self._encoded = owner_id, encoded
 
     def run(self) -> None:
@@ -239,29 +356,42 @@ class Renewal:
             try:
                 self.renew()
             except Exception as error:  # the next time, before it expires
-                logger.info("%s: a lease is not renewed: %s", self._volume.path, error)
+                logger.info("%s: a lease is not renewed: %s", self.volume.path, error)
 
     def renew(self) -> None:
-        for name in sorted(self._names.mine):
+        """Put the leases that this process owns, then find those that it has lost. Raises OSError."""
+        missing: list[LeaseName] = []
+        mine = [LeaseName(*item) for item in sorted(self._names.mine.items()) if item[0] not in self._names.lost]
+        for name in mine:
             if self._names.stopped.is_set():
                 return
-            path = _path(self._volume, name)
             try:
-                is_ours = self._put(path)
-            except FileNotFoundError:  # somebody has removed it
-                is_ours = _create(self._files, path, self._encoded())
-            if not is_ours and name in self._names.mine and name not in self._names.lost:
-                self._names.lost.add(name)
-                logger.warning("%s is another process's by now, though it was this one's", path)
+                self._put(name)
+            except FileNotFoundError:  # a successor has removed it, or somebody who should not have
+                missing.append(name)
+        newest = _newest(names_on(self.volume, self._files)) if mine else {}
+        for name in mine:
+            number = newest.get(name.purpose, 0)
+            if number > name.number:
+                self._lose(name, read(self._files, _path(self.volume, LeaseName(name.purpose, number))))
+            elif name in missing and not self._names.stopped.is_set():
+                path = _path(self.volume, name)
+                if not _create(self._files, path, self._encoded()):
+                    self._lose(name, read(self._files, path))
 
-    def _put(self, path: Path) -> bool:
-        with closing(self._files.open(path, writable=True)) as file:
+    def _put(self, name: LeaseName) -> None:
+        with closing(self._files.open(_path(self.volume, name), writable=True)) as file:
             owner = _decode(LEASE.read(file))
             if owner is not None and owner.owner != self._owner_id and not owner.is_over:
-                return False
+                self._lose(name, owner)
+                return
             file.write_at(0, self._encoded())
             file.sync()
-        return True
+
+    def _lose(self, name: LeaseName, owner: Owner | None) -> None:
+        if self._names.mine.get(name.purpose) == name.number and name.purpose not in self._names.lost:
+            self._names.lost[name.purpose] = str(owner or _UNKNOWN)
+            logger.warning("%s: the lease %s is lost to %s", self.volume.path, name, owner or _UNKNOWN)
 
 
 # --- objects
@@ -276,42 +406,36 @@ def read(files: Files, path: Path) -> Owner | None:
         return None
     except CorruptionError:
         data = b""
-    return _decode(data) or Owner("", data[:64].hex(), "another host", 0, "an unknown time")
+    return _decode(data) or msgspec.structs.replace(_UNKNOWN, sign=data[:64].hex())
 
 
-def _numbers(volumes: Iterable[Volume], env: Environment, purpose: str) -> list[int]:
-    """Return the numbers of the leases `<purpose>-<number>` on these volumes, ascending."""
-    prefix, numbers = f"{purpose}-", set()
-    for outcome in on_each(env, list(volumes), lambda volume: env.files.list_directory(volume.path / OWNERS)):
-        for name in () if isinstance(outcome, BaseException) else outcome:
-            text = name.removeprefix(prefix).removesuffix(SUFFIX)
-            if name == f"{prefix}{text}{SUFFIX}" and text.isdecimal() and text.isascii():
-                numbers.add(int(text))
-    return sorted(numbers)
+def names_on(volume: Volume, files: Files) -> list[LeaseName]:
+    """Return the names of the leases on a volume. Raises OSError."""
+    names = (_FILE_NAME.fullmatch(name) for name in files.list_directory(volume.path / OWNERS))
+    return [LeaseName(name[1], int(name[2])) for name in names if name]
+
+
+def _newest(names: Iterable[LeaseName]) -> dict[str, int]:
+    """Return the highest number of each purpose."""
+    return {name.purpose: name.number for name in sorted(names, key=lambda name: name.number)}
 
 
 @contextlib.contextmanager
-def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator[str]:
-    """Have the lease of a purpose of the store until the block ends. Yields nothing, or who has it.
+def alone(volumes: Iterable[Volume], env: Environment, purpose: str, wait_s: float) -> Iterator[OtherOwner]:
+    """Own a purpose of the store until the block ends, or until somebody else does.
 
-    Each owner has the next number; the newest stays, so that no number comes twice.
+    Yields what tells who else owns it: to be asked at once, and before each step. Raises what reading a store raises.
     """
     at_hand = list(volumes)
-    with closing(Leases(at_hand, env, are_left=True)) as leases:
+    with closing(Leases(at_hand, env, wait_s, counts_numbers=True)) as leases:
         with translated(label(at_hand)):
-            numbers = _numbers(at_hand, env, purpose)
-            number, held, is_gone = 0, None, True
-            if numbers:
-                number = numbers[-1]
-                held, is_gone = leases.look_or_wait(f"{purpose}-{number}")
-            while held is None or is_gone:
-                number += 1
-                held = leases.acquire(f"{purpose}-{number}")
-                if held is None:
-                    sweep(at_hand, env, [f"{purpose}-{former}" for former in numbers])
-                    break
-                is_gone = held.has_ended()
-        yield str(held.owner) if held is not None else ""
+            held = leases.succeed(purpose)
+
+        def other_owner() -> str:
+            with translated(label(at_hand)):
+                return str(held) if held is not None else leases.other_owner(purpose)
+
+        yield other_owner
 
 
 def place_beside(folder: Path, env: Environment) -> Volume:
@@ -321,14 +445,14 @@ def place_beside(folder: Path, env: Environment) -> Volume:
 
 
 def last_owner(volume: Volume, env: Environment, purpose: str) -> str:
-    """Return who has the newest lease of a purpose on a volume, as far as one look tells; nothing if nobody has."""
-    numbers = _numbers([volume], env, purpose)
-    owner = read(env.files, _path(volume, f"{purpose}-{numbers[-1]}")) if numbers else None
+    """Return who owns a purpose on a volume, as far as one look tells; nothing if nobody does. Raises OSError."""
+    number = _newest(names_on(volume, env.files)).get(purpose)
+    owner = read(env.files, _path(volume, LeaseName(purpose, number))) if number is not None else None
     is_gone = owner is None or Held(owner, {}, _machine(env)).has_ended()
     return "" if is_gone else str(owner)
 
 
-def sweep(volumes: Iterable[Volume], env: Environment, names: Iterable[str]) -> None:
+def sweep(volumes: Iterable[Volume], env: Environment, names: Iterable[LeaseName]) -> None:
     """Delete leases that mean nothing any more."""
     for volume in volumes:
         for name in names:
@@ -338,12 +462,12 @@ def sweep(volumes: Iterable[Volume], env: Environment, names: Iterable[str]) -> 
                 logger.info("%s: a lease is left: %s", volume.path, error)
 
 
-def owner_on(volume: Volume, files: Files, name: str) -> Owner | None:
+def owner_on(volume: Volume, files: Files, name: LeaseName) -> Owner | None:
     """Return who has a lease on one volume; None if nobody has. Raises OSError."""
     return read(files, _path(volume, name))
 
 
-def _path(volume: Volume, name: str) -> Path:
+def _path(volume: Volume, name: LeaseName) -> Path:
     return volume.path / OWNERS / f"{name}{SUFFIX}"
 
 
@@ -359,7 +483,7 @@ def _create(files: Files, path: Path, data: bytes) -> bool:
     return True
 
 
-def _release(files: Files, owner_id: str, names: list[str], mark: bytes | None, volume: Volume) -> None:
+def _release(files: Files, owner_id: str, names: list[LeaseName], mark: bytes | None, volume: Volume) -> None:
     """Delete leases of this owner on one volume, or put the mark that they are over in their place."""
     for name in names:
         path = _path(volume, name)

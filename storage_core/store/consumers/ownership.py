@@ -1,9 +1,8 @@
 """Who reads as a durable consumer: one live query. An OS lock says so, and ends with the process that holds it.
 
-In object stores a lease says so (leases.py). There the metadata gets the consumer's next generation first, whether the
-former owner has let go, is gone or lives, and the lease of that one is created then, by nobody else: who finds that
-somebody else was faster, gives way. So no lease has the name of another one: a deletion or a renewal of the former
-owner that arrives late would hit the next owner's, and two would own one consumer until the next renewal.
+In object stores a lease says so (leases.py), whose number is the consumer's generation. The metadata gets the next
+generation first, whether the former owner has let go, is gone or lives, and the lease of that one is created then, by
+nobody else: who finds that somebody else was faster, gives way.
 
 A query owns a consumer by `flock` on one file of each volume, for as long as it runs: a majority of the volumes that
 are there, and if somebody else has any of them it is his. The kernel lets go when the process dies, so a restart after
@@ -17,13 +16,13 @@ comes back, so a name is never used for anything else, and `sweep` may unlink wh
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from storage_core.errors import FencedError, StoreBusyError
+from storage_core.errors import FencedError, LeaseLostError, StoreBusyError
 from storage_core.files import PAGE_SIZE, Lock
 from storage_core.forks import Stage, renew_in_children
 from storage_core.metadata.commands import Event, TakeConsumer
@@ -31,7 +30,7 @@ from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
 from storage_core.raft.rules import majority
 from storage_core.store.consumers import leases
-from storage_core.store.consumers.leases import EXPIRES_S, Leases
+from storage_core.store.consumers.leases import EXPIRES_S, LeaseName, Leases, OtherOwner
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 WATCH_FILE, ARCHIVE_FILE = "maintain", "archive"
 DYING_WAIT_S = 5.0  # for an owner that was killed and whose process is not gone yet
 PAUSE_S = 0.05  # between two looks at it
-_FILE_NAME = re.compile("[0-9a-f]{32}")
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,21 @@ class ConsumerLock:
 
     @property
     def file_name(self) -> str:
-        said = b"%b %b %d %d" % (self.incarnation, self.consumer.encode(), self.created_ns, self.generation)
-        return blake2b(said, digest_size=16).hexdigest()
+        """Of its lock on a disk."""
+        return _digest(b"%b %d" % (self._said, self.generation))
+
+    @property
+    def purpose(self) -> str:
+        """Of its leases."""
+        return _digest(self._said)
+
+    @property
+    def lease(self) -> LeaseName:
+        return LeaseName(self.purpose, self.generation)
+
+    @property
+    def _said(self) -> bytes:
+        return b"%b %b %d" % (self.incarnation, self.consumer.encode(), self.created_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +84,25 @@ class _Former:
     is_dead: bool  # it gives no sign of life
 
 
+def _digest(said: bytes) -> str:
+    return blake2b(said, digest_size=16).hexdigest()
+
+
 def consumer_lock_of(stream: StreamState, consumer: ConsumerState) -> ConsumerLock:
     return ConsumerLock(stream.incarnation, consumer.name, consumer.created_ns, consumer.generation)
 
 
 def owner_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> str:
     """Return which process reads, or was the last to read, as this consumer; empty if none is known. Takes no lock."""
-    name, files = consumer_lock_of(stream, consumer).file_name, store.environment.files
+    consumer_lock, files = consumer_lock_of(stream, consumer), store.environment.files
     for volume in store.volumes():
         try:
             if volume.is_remote:
-                owner = leases.owner_on(volume, files, name)
+                owner = leases.owner_on(volume, files, consumer_lock.lease)
                 if owner is not None:
                     return str(owner)
                 continue
-            with closing(files.open(volume.path / OWNERS / name)) as file:
+            with closing(files.open(volume.path / OWNERS / consumer_lock.file_name)) as file:
                 return locks.described(file.read_at(0, PAGE_SIZE))
         except OSError:  # no query has had it there, or the volume cannot be read: another one may know
             continue
@@ -100,7 +116,7 @@ class Ownership:
         self._store, self._take_over = store, take_over
         volumes = store.volumes()
         is_remote = any(volume.is_remote for volume in volumes)
-        self._leases = Leases(volumes, store.environment) if is_remote else None
+        self._leases = Leases(volumes, store.environment, store.lock_timeout_s) if is_remote else None
         self.renew()
         renew_in_children(Stage.STORES, self)
 
@@ -131,7 +147,7 @@ class Ownership:
     def _check(self, consumer_lock: ConsumerLock, stream: StreamState, consumer: ConsumerState) -> bool:
         """Return whether the lock is owned; raises FencedError if it was, and another query has the next one."""
         held = self._owned.get(_key(consumer_lock))
-        is_lost = held is not None and self._leases is not None and self._leases.has_lost(held.file_name)
+        is_lost = held is not None and self._leases is not None and self._leases.has_lost(held.purpose)
         if held is not None and (held != consumer_lock or is_lost):
             by = next((event.after for event in reversed(consumer.events) if event.kind == "consumer_taken_over"), "")
             raise FencedError(
@@ -152,7 +168,7 @@ class Ownership:
         consumer_locks = [wanted for wanted in consumer_locks if not self._check(*wanted)]
         if self._leases is not None and len(consumer_locks) > 1:
             with translated(self._store.label):
-                self._leases.observe(consumer_lock.file_name for consumer_lock, _, _ in consumer_locks)
+                self._leases.observe(consumer_lock.lease for consumer_lock, _, _ in consumer_locks)
         for consumer_lock, stream, consumer in consumer_locks:
             owner, is_dead = self._lock_or_wait(consumer_lock)
             if owner and not (self._take_over or is_dead):
@@ -190,8 +206,8 @@ class Ownership:
                 continue
             consumer_lock = consumer_lock_of(stream, consumer)
             if self._leases is not None and consumer_lock != former.consumer_lock:
-                held = self._leases.look(consumer_lock.file_name)
-                raise _busy(stream, consumer, str(held.owner) if held is not None else "one that has just begun")
+                held = self._leases.look(consumer_lock.lease)
+                raise _busy(stream, consumer, str(held) if held is not None else "one that has just begun")
             consumer_lock = replace(consumer_lock, generation=consumer_lock.generation + 1)
             if self._leases is None and (busy := self._lock(consumer_lock)):
                 raise _busy(stream, consumer, busy)
@@ -217,14 +233,14 @@ class Ownership:
         if self._leases is not None:
             with translated(self._store.label):
                 if self._take_over:
-                    held, is_dead = self._leases.look(consumer_lock.file_name), False
+                    held, is_dead = self._leases.look(consumer_lock.lease), False
                 else:
-                    held, is_dead = self._leases.look_or_wait(consumer_lock.file_name)
-            return str(held.owner) if held is not None else "", is_dead
-        waited = 0.0
+                    held, is_dead = self._leases.look_or_wait(consumer_lock.lease)
+            return str(held) if held is not None else "", is_dead
+        waited, wait_s = 0.0, min(DYING_WAIT_S, self._store.lock_timeout_s)
         while True:
             owner = self._lock(consumer_lock)
-            if not owner or self._take_over or waited >= DYING_WAIT_S:
+            if not owner or self._take_over or waited >= wait_s:
                 return owner, False
             self._store.environment.sleep(PAUSE_S)
             waited += PAUSE_S
@@ -233,10 +249,10 @@ class Ownership:
         """Lock the files of a consumer lock on the volumes that are there; return who has one of them, else nothing."""
         if self._leases is not None:
             with translated(self._store.label):
-                held = self._leases.acquire(consumer_lock.file_name)
+                held = self._leases.acquire(consumer_lock.lease)
             if held is None:
                 self._owned[_key(consumer_lock)] = consumer_lock
-            return str(held.owner) if held is not None else ""
+            return str(held) if held is not None else ""
         acquired: list[Lock] = []
         try:
             with translated(self._store.label):
@@ -258,35 +274,45 @@ class Ownership:
 
 
 @contextmanager
-def alone(store: OpenStore, file_name: str) -> Iterator[str]:
-    """Be the one process that has this lock of the store, until the block ends or the process does.
+def alone(store: OpenStore, purpose: str) -> Iterator[OtherOwner]:
+    """Be the one process that owns a purpose of the store, until the block ends or the process does.
 
-    Yields nothing, or who has it: then this process has not. Raises what writing raises.
+    Yields what tells who else owns it: to be asked at once, and before each step, since a lease is lost by a process
+    that was stopped for longer than EXPIRES_S. Raises what writing raises.
     """
     volumes = store.volumes()
     if any(volume.is_remote for volume in volumes):
-        with leases.alone(volumes, store.environment, file_name) as owner:
-            yield owner
+        with leases.alone(volumes, store.environment, purpose, store.lock_timeout_s) as other_owner:
+            yield other_owner
         return
     acquired: list[Lock] = []
     try:
         with translated(store.label):
-            owner = _lock_on_each(store, file_name, acquired)
-        yield owner
+            owner = _lock_on_each(store, purpose, acquired)
+        yield lambda: owner
     finally:
         for lock in acquired:
             locks.close_lock(lock)
 
 
 @contextmanager
-def watching(store: OpenStore) -> Iterator[None]:
-    """Be the one process that watches over the store. Raises StoreBusyError naming the other one."""
-    with alone(store, WATCH_FILE) as owner:
-        if owner:
-            raise StoreBusyError(
-                f"{store.label}: another `jstream maintain --watch` does its maintenance: {owner}", store=store.label
-            )
-        yield
+def watching(store: OpenStore) -> Iterator[Callable[[], None]]:
+    """Be the one process that watches over the store. Raises StoreBusyError naming the other one.
+
+    Yields a check that raises LeaseLostError when another process has taken over.
+    """
+    with alone(store, WATCH_FILE) as other_owner:
+
+        def check(error: type[StoreBusyError] = LeaseLostError) -> None:
+            owner = other_owner()
+            if owner:
+                raise error(
+                    f"{store.label}: another `jstream maintain --watch` does its maintenance: {owner}",
+                    store=store.label,
+                )
+
+        check(StoreBusyError)
+        yield check
 
 
 def _lock_on_each(store: OpenStore, file_name: str, acquired: list[Lock]) -> str:
@@ -340,21 +366,24 @@ def _busy(stream: StreamState, consumer: ConsumerState, owner: str) -> StoreBusy
 def sweep(session: Session, env: Environment) -> None:
     """Unlink the files of consumer locks that nobody can have any more. Under the store's lock."""
     live = {
-        consumer_lock_of(stream, consumer).file_name
+        consumer_lock_of(stream, consumer)
         for stream in session.state.streams.values()
         for consumer in stream.consumers.values()
     }
+    generations = {consumer_lock.purpose: consumer_lock.generation for consumer_lock in live}
+    file_names = {consumer_lock.file_name for consumer_lock in live}
     for volume in session.writable:
         directory = volume.path / OWNERS
         try:
-            names = set(env.files.list_directory(directory)) - live
             if volume.is_remote:
-                former = [name.removesuffix(leases.SUFFIX) for name in names]
-                former = [name for name in former if _FILE_NAME.fullmatch(name) and name not in live]
+                consumers = [name for name in leases.names_on(volume, env.files) if _DIGEST.fullmatch(name.purpose)]
+                # A generation that this session does not know yet may be another session's by now.
+                former = [name for name in consumers if name.number < generations.get(name.purpose, name.number + 1)]
                 leases.sweep([volume], env, former)
                 continue
-            for name in filter(_FILE_NAME.fullmatch, names):
-                _unlink_free(env, directory / name)
+            for name in set(env.files.list_directory(directory)) - file_names:
+                if _DIGEST.fullmatch(name):
+                    _unlink_free(env, directory / name)
         except FileNotFoundError:  # no query has had a consumer here
             continue
         except OSError as error:

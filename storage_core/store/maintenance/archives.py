@@ -72,12 +72,19 @@ class Archiving:
         """`archived` gets the ids of the blocks that maintenance may unlink from then on."""
         self._metadata, self._env, self._lock_timeout_s, self._archived = metadata, env, lock_timeout_s, archived
 
-    def run(self, is_stopped: Callable[[], bool]) -> None:
-        """Run the commands of all blocks whose time has come."""
+    def run(self, is_stopped: Callable[[], bool], other_owner: Callable[[], str] = lambda: "") -> None:
+        """Run the commands of all blocks whose time has come, as long as no other process does.
+
+        `other_owner` says which one that is; it is asked before the commands of some blocks are run.
+        """
         state = self._metadata.view(self._lock_timeout_s).state
         for stream, blocks in _due(state, self._env.now_ns(), self._archived):
             for start in range(0, len(blocks), AT_ONCE):
                 if is_stopped():
+                    return
+                owner = other_owner()
+                if owner:
+                    logger.info("%s: archive commands are run by %s", self._metadata.label, owner)
                     return
                 if not self._run_at_once(stream, blocks[start : start + AT_ONCE], is_stopped):
                     break  # what comes behind would fail likewise, and has time

@@ -7,7 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_jstream import run_pipeline
-from spark_stream.pipelines.errors import CheckpointHeldError, DefinitionError, RunFailedError
+from spark_stream.pipelines import run
+from spark_stream.pipelines.errors import CheckpointHeldError, CheckpointLostError, DefinitionError, RunFailedError
 from spark_stream.pipelines.run import Progress
 from spark_stream.pipelines.state import PipelineState
 from storage_core import Store
@@ -33,6 +34,27 @@ def test_a_pipeline_runs_from_python_as_from_a_shell(etl: Any, spark: SparkSessi
         run_pipeline(etl.file)
     assert (failed.value.code, failed.value.cause) == ("JSTREAM_RUN_FAILED", None)
     assert not etl.status()["last_run"]["ok"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("sink", [PARQUET, 'kind = "console"'])
+def test_a_run_whose_checkpoint_is_taken_over_ends_and_leaves_the_records_alone(
+    etl: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, sink: str
+) -> None:
+    def lost_with_the_first_batch(state: PipelineState) -> None:
+        if (state.checkpoint / "offsets" / "0").exists():
+            raise CheckpointLostError(state.checkpoint, "process 7 on another host")
+
+    monkeypatch.setattr(PipelineState, "check", lost_with_the_first_batch)
+    monkeypatch.setattr(run, "RENEW_S", 0.0)
+    etl.define(sink)
+    etl.publish(1, 2, 3)
+    said = etl.fail("--if-running", "skip")
+    assert "[JSTREAM_CHECKPOINT_LOST]" in said and "was taken over by process 7 on another host" in said
+    assert spark.streams.active == []
+    assert not (etl.folder / "checkpoint.etl" / "runs.json").exists()
+    if sink != PARQUET:
+        assert not (etl.folder / "checkpoint" / "commits" / "0").exists(), "the batch stores nothing"
 
 
 @pytest.mark.spark

@@ -3,15 +3,20 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spark_stream.pipelines import state as pipeline_state
 from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError
 from spark_stream.pipelines.state import PipelineState, read_checkpoint
 from storage_core.paths import place
+from storage_core.store.consumers.leases import EXPIRES_S
+from storage_core.store.environment import REAL
 
 HOLD = """
 import sys
@@ -21,6 +26,23 @@ leases.RENEW_S = 0.1
 with PipelineState(sys.argv[1]).lock("etl run"):
     print("held", flush=True)
     sys.stdin.read()
+"""
+
+# Notes two things, and is stopped in between.
+STEPS = """
+import os, signal, sys
+from spark_stream.pipelines.errors import PipelineError
+from spark_stream.pipelines.state import PipelineState
+from storage_core.store.consumers import leases
+leases.RENEW_S = 0.05
+state = PipelineState(sys.argv[1])
+try:
+    with state.lock("etl run"):
+        state.write("state.json", {"by": "the first"})
+        os.kill(os.getpid(), signal.SIGSTOP)
+        state.write("state.json", {"by": "the first, once more"})
+except PipelineError as error:
+    print(error.code, error)
 """
 
 
@@ -128,6 +150,35 @@ def test_checkpoint_in_an_object_store_has_a_lease_and_records_beside_it(
     checkpoint(s3_root / bucket / "check" / "orders", {9: {"ORDERS": {"sequence": 101}}}, [9])
     found = read_checkpoint(place(f"s3a://{bucket}/check/orders"))
     assert found is not None and (found.query_id, found.batch_done, found.done) == ("5f0c", 9, {"ORDERS": 101})
+
+
+def test_a_run_that_was_stopped_takes_no_further_step_beside_its_successor(
+    buckets: list[str], s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in s3_options.items():
+        monkeypatch.setenv(key.upper(), value)
+    now = [0.0]
+    elsewhere = replace(
+        REAL, monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s), lock_domain=lambda: "another boot"
+    )
+    monkeypatch.setattr(pipeline_state, "REAL", elsewhere)
+    bucket = buckets[0].split("/")[2]
+    checkpoint = f"s3://{bucket}/check/orders"
+    command = [sys.executable, "-c", STEPS, checkpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+            successor = PipelineState(checkpoint)
+            with successor.lock("etl run"):
+                assert now[0] >= EXPIRES_S and successor.read("state.json") == {"by": "the first"}
+                successor.write("state.json", {"by": "its successor"})
+                process.send_signal(signal.SIGCONT)
+                said, _ = process.communicate(timeout=120)
+                assert said.startswith("JSTREAM_CHECKPOINT_LOST") and f"process {os.getpid()} on " in said
+                assert successor.read("state.json") == {"by": "its successor"}
+                successor.check()
+        finally:
+            process.kill()
 
 
 def test_offsets_of_another_source_are_told_as_such(tmp_path: Path) -> None:

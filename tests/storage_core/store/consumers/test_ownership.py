@@ -17,6 +17,7 @@ from harness.processes import Machine
 
 from storage_core.errors import FencedError, ReadOnlyError, StoreBusyError
 from storage_core.metadata.reconcile import FAIL
+from storage_core.store.consumers.ownership import PAUSE_S
 from storage_core.store.consumers.query import QueryReader, Start, onward
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
@@ -188,8 +189,25 @@ def test_a_query_that_is_just_dying_is_waited_for(machine: Machine) -> None:
                 files.end()
         return 0
 
-    QueryReader(machine.open(counting_locks(machine, die_at_the_third_look)), "etl").begin(STARTS)
+    store = machine.open(counting_locks(machine, die_at_the_third_look))
+    store.lock_timeout_s = 60.0
+    QueryReader(store, "etl").begin(STARTS)
     assert len(looks) >= 3
+
+
+def test_a_query_that_is_dying_is_waited_for_no_longer_than_the_lock_timeout(machine: Machine) -> None:
+    QueryReader(machine.open(machine.files()), "etl").begin(STARTS)
+    looks: list[Path] = []
+
+    def look(call: Call) -> int:
+        looks.extend([call.path] if call.operation == "acquire" and call.path.parent.name == OWNERS else [])
+        return 0
+
+    store = machine.open(counting_locks(machine, look))
+    store.lock_timeout_s = 3 * PAUSE_S
+    with pytest.raises(StoreBusyError):
+        QueryReader(store, "etl").begin(STARTS)
+    assert len(looks) == 4
 
 
 def test_other_consumers_and_other_readers_of_one_are_not_in_the_way(machine: Machine) -> None:

@@ -200,7 +200,7 @@ def test_one_process_at_a_time_runs_commands(tmp_path: Path) -> None:
     store, stream = made(tmp_path, python(NOTE, log))
     stream.purge()
     with ownership.alone(Store.open(tmp_path / "disk-0"), ownership.ARCHIVE_FILE) as holder:
-        assert holder == ""
+        assert holder() == ""
         store.maintain()
         assert not log.exists() and len(files(tmp_path)) == 3
     store.maintain()
