@@ -20,7 +20,7 @@ from datasource.shape import Shape
 from datasource.store_opening import open_foreign_store
 from datasource.workers import freeze_modules
 from storage_core.errors import DataLossError
-from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, read_foreign_slice
+from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, open_foreign_slices
 from storage_core.foreign.union import UnionSlice, clip
 from storage_core.sequences import SequenceSet
 
@@ -86,10 +86,10 @@ class ForeignReader(DataSourceReader):
         settings, shape = self.settings, Shape.of(self.settings, self.schema)
         hears = settings.truncate_bad_eof or settings.no_crc or not settings.fail_on_data_loss
         try:
-            for part in partition.slices:
+            for opened in open_foreign_slices(partition.slices):
                 # Copies that differ are reported also where that costs nothing.
-                listener = self._on_damage if hears or isinstance(part, UnionSlice) else None
-                for batch in read_foreign_slice(part, shape.asked, listener):
+                listener = self._on_damage if hears or isinstance(opened.part, UnionSlice) else None
+                for batch in opened.read(shape.asked, listener):
                     yield shape.conform(batch)
             freeze_modules()
         except DataLossError:

@@ -19,7 +19,7 @@ from datasource.reader import seen_from_here, select_streams
 from datasource.settings import CONSUMERS, DAMAGE, MESSAGES, STREAMS, ReadSettings
 from datasource.store_opening import open_foreign_store
 from datasource.tables import RowsPartition, TableReader, table_batch
-from storage_core.foreign import ForeignDamage, read_foreign_slice
+from storage_core.foreign import ForeignDamage, open_foreign_slices
 
 log = logging.getLogger("jstream")
 
@@ -62,9 +62,9 @@ class ForeignDamageReader(DataSourceReader):
             return
         assert isinstance(partition, SlicePartition), partition
         is_seen = False
-        for part in partition.slices:
+        for opened in open_foreign_slices(partition.slices):
             damages: list[ForeignDamage] = []
-            for _ in read_foreign_slice(part, (), damages.append):
+            for _ in opened.read((), damages.append):
                 pass
             if damages and not is_seen:  # of what this machine cannot see at all, nothing is known
                 with seen_from_here(self.settings):

@@ -50,6 +50,7 @@ def examine(
     yield _spark()
     yield _java()
     yield _delta()
+    yield _rescue()
     if volumes:
         yield from _store(volumes, storage_options)
     for folder in folders:
@@ -133,6 +134,16 @@ def _delta() -> Finding:
         remedy = "a pipeline fetches them; without a network: `jstream etl fetch-jars DIR` where there is one"
         return Finding("delta", NOTE, f"{package}, whose JARs are not here yet", remedy)
     return Finding("delta", OK, package)
+
+
+def _rescue() -> Finding:
+    """Look for what compiles the checksum of JetStream's records, by running it."""
+    from storage_core.foreign.nats.long_chains import COMPILED_TIMES, compiled
+
+    if compiled() is None:
+        text = f"numba is not installed; it lets long messages of JetStream be read {COMPILED_TIMES} times as fast"
+        return Finding("rescue", NOTE, text, "for JetStream stores: pip install 'pyspark-jstream[rescue]'")
+    return Finding("rescue", OK, "numba compiles the checksum of JetStream stores")
 
 
 def _store(volumes: str, storage_options: Mapping[str, str] | None) -> Iterator[Finding]:

@@ -110,15 +110,15 @@ def _compare_foreign(store: "ForeignStore", streams: list[str] | None, picture: 
     def compare_stream(name: str, progress: ProgressCall | None) -> "Drift":
         return compare(store, name, progress)
 
-    show(_compare_all(streams or store.streams(), compare_stream, "parts"), picture, json)
+    show(_compare_all(streams or store.streams(), compare_stream, "parts", store.advice()), picture, json)
 
 
 def _compare_all(
-    names: Sequence[str], compare: Callable[[str, ProgressCall | None], "Drift"], unit: str
+    names: Sequence[str], compare: Callable[[str, ProgressCall | None], "Drift"], unit: str, advice: str = ""
 ) -> list["Drift"]:
     drifts = []
     for name in dict.fromkeys(names):
-        with progress_bar(f"{name}: {unit}") as progress:
+        with progress_bar(f"{name}: {unit}", advice) as progress:
             drifts.append(compare(name, progress))
     return drifts
 

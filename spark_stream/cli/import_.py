@@ -192,7 +192,7 @@ def _import(
     as_names = {old: new for old, new in names.items() if new is not None}
     request = ImportRequest(tuple(names), as_names, replicas, goes_on, truncate_bad_eof)
     runner = _Runner(spark)
-    with open_store(store, take_over) as opened, progress_bar("block files") as progress:
+    with open_store(store, take_over) as opened, progress_bar("block files", source.advice()) as progress:
         try:
             report = import_streams(opened, source, request, progress, runner.run)
         except DataLossError as error:

@@ -85,8 +85,11 @@ def short_path(file: str, label: str) -> str:
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[ProgressCall | None]:
-    """Show a bar on stderr while the body runs, if that is a terminal; it is fed (done, total)."""
+def progress_bar(label: str, advice: str = "") -> Iterator[ProgressCall | None]:
+    """Show a bar on stderr while the body runs, if that is a terminal; it is fed (done, total).
+
+    `advice`: what would make it faster, in front of the bar.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -94,6 +97,8 @@ def progress_bar(label: str) -> Iterator[ProgressCall | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    if advice:
+        say(advice)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -2,7 +2,15 @@
 
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream
-from storage_core.foreign.store import LAYOUTS, ForeignStore, open_foreign, read_foreign_slice, recognise_foreign
+from storage_core.foreign.store import (
+    LAYOUTS,
+    ForeignStore,
+    OpenedPart,
+    open_foreign,
+    open_foreign_slices,
+    read_foreign_slice,
+    recognise_foreign,
+)
 
 __all__ = [
     "LAYOUTS",
@@ -11,7 +19,9 @@ __all__ = [
     "ForeignSlice",
     "ForeignStore",
     "ForeignStream",
+    "OpenedPart",
     "open_foreign",
+    "open_foreign_slices",
     "read_foreign_slice",
     "recognise_foreign",
 ]

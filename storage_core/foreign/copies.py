@@ -97,6 +97,10 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return what a copy could not tell although nothing is wrong with it; "" if there is nothing."""
         return ""
 
+    def advice(self) -> str:
+        """Return what would make reading a good deal faster; "" if nothing would."""
+        return ""
+
     @abstractmethod
     def _replica_count(self, copy: P) -> int:
         """Return how many copies there should be, as far as a copy tells; 0 if it does not."""

@@ -41,6 +41,7 @@ class ForeignSlice:
     subject_filters: tuple[str, ...] = ()  # empty: all
     truncate_bad_eof: bool = False  # layout=stan: read past an unexpected end of the file
     key: bytes = field(default=b"", repr=False)  # layout=nats: opens the key file of an encrypted block
+    sound_crc32c: int | None = None  # layout=nats: of a block, uncompressed, whose records were all true when planned
     no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each reported as damage
     bounds: tuple[int, int] = (1, 1 << 63)  # layout=stan: what the whole file answers for; the rest of it is not its
 

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -9,7 +11,9 @@ import pyarrow as pa
 from storage_core.errors import NotAStoreError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.directory import holds_streams
+from storage_core.foreign.nats.reading import OpenedSlice
 from storage_core.foreign.nats.reading import digest_slice as digest_nats_slice
+from storage_core.foreign.nats.reading import open_slices as open_nats_slices
 from storage_core.foreign.nats.reading import read_slice as read_nats_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
 from storage_core.foreign.nats.store import NatsStore
@@ -79,23 +83,54 @@ def recognise_foreign(path: str | os.PathLike[str]) -> str | None:
     return STAN_LAYOUT if holds_channels(path, OS_FILES) else None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedPart:
+    """A slice that is ready to be read."""
+
+    part: ForeignSlice
+    files: Files
+    opened: OpenedSlice | None  # layout=nats, of one copy
+
+    def read(
+        self, columns: Sequence[str], on_damage: Callable[[ForeignDamage], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the messages in schema.read_schema(columns), ascending by sequence, 3 MiB a batch.
+
+        Every message is checked by its checksum and never served if that fails, unless the part says `no_crc`. Damage
+        goes to `on_damage`, and reading goes on without it; without `on_damage`, damage that cost messages or may have
+        raises DataLossError, which names stream, file, offset and sequences, before the first batch (layout=stan: of
+        the 16 MiB of the file that it is in). So does what copies have differently without a majority.
+        """
+        part = self.part
+        if self.opened is not None:
+            return self.opened.read(columns, on_damage)
+        if isinstance(part, UnionSlice):
+            readers = _READERS[part.layout], _DIGESTERS[part.layout]
+            return read_union(part, columns, on_damage, self.files, *readers)
+        return _READERS[part.layout](part, columns, on_damage, self.files)
+
+
+def open_foreign_slices(parts: Sequence[ForeignSlice], files: Files = OS_FILES) -> Iterator[OpenedPart]:
+    """Yield the slices in their order, ready to be read.
+
+    Blocks of few long messages are read ahead, up to 64 MiB of them, since their checksums cost less together.
+    """
+    for own, some in groupby(parts, lambda part: part.layout == NATS_LAYOUT and not isinstance(part, UnionSlice)):
+        if own:
+            yield from (OpenedPart(opened.part, files, opened) for opened in open_nats_slices(list(some), files))
+        else:
+            yield from (OpenedPart(part, files, None) for part in some)
+
+
 def read_foreign_slice(
     part: ForeignSlice,
     columns: Sequence[str],
     on_damage: Callable[[ForeignDamage], None] | None = None,
     files: Files = OS_FILES,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a slice in schema.read_schema(columns), ascending by sequence, 3 MiB a batch.
-
-    Every message is checked by its checksum and never served if that fails, unless the part says `no_crc`. Damage
-    goes to `on_damage`, and reading goes on without it; without `on_damage`, damage that cost messages or may have
-    raises DataLossError, which names stream, file, offset and sequences, before the first batch (layout=stan: of the
-    16 MiB of the file that it is in). So does what copies have differently without a majority.
-    """
-    if isinstance(part, UnionSlice):
-        yield from read_union(part, columns, on_damage, files, _READERS[part.layout], _DIGESTERS[part.layout])
-        return
-    yield from _READERS[part.layout](part, columns, on_damage, files)
+    """Yield the messages of one slice: see OpenedPart.read()."""
+    for opened in open_foreign_slices([part], files):
+        yield from opened.read(columns, on_damage)
 
 
 def examine_foreign_slice(part: UnionSlice, files: Files = OS_FILES) -> Examined:

@@ -10,6 +10,7 @@ import os
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from struct import Struct
 
 import pyarrow as pa
 
@@ -18,12 +19,14 @@ from storage_core.file_kinds import NATS_BLOCK, NATS_KEY, FileKind
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.cursor import Cursor
 from storage_core.foreign.nats.encryption import open_key_file
-from storage_core.foreign.nats.record import HASH_SIZE
+from storage_core.foreign.nats.record import HASH_SIZE, SIZE_MASK
 from storage_core.foreign.nats.s2 import decompress_stream
+from storage_core.os_errors import raise_if_of_process
 
 BLOCK_SIZE_MAX = NATS_BLOCK.size_max
 COMPRESSED_MAGIC = b"cmp"
 BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
+_SIZE = Struct("<I")
 _ALGORITHM_NONE, _ALGORITHM_S2 = 0, 1
 
 
@@ -89,6 +92,20 @@ def last_bytes(block: BlockFile, files: Files = OS_FILES) -> bytes:
         return bytes(plain[max(0, plain.size - HASH_SIZE) :])
     with closing(files.open(Path(os.path.realpath(block.path)))) as file:
         return file.read_at(first, HASH_SIZE)
+
+
+def first_size(block: BlockFile, files: Files = OS_FILES) -> int:
+    """Return the size of the first record of a plain block; 0 if that cannot be told."""
+    try:
+        with closing(files.open(Path(os.path.realpath(block.path)))) as file:
+            head = file.read_at(0, _SIZE.size)
+    except OSError as error:
+        raise_if_of_process(error)
+        return 0
+    if len(head) < _SIZE.size or head.startswith(COMPRESSED_MAGIC):
+        return 0
+    size = int(_SIZE.unpack(head)[0]) & SIZE_MASK
+    return size if size <= block.size else 0
 
 
 def _decrypt(content: pa.Buffer, key_path: Path, key: bytes, files: Files) -> pa.Buffer:

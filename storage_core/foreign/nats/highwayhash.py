@@ -3,8 +3,10 @@
 The hash keeps four lanes of four 64-bit words and mixes in 32 bytes at a time, so one message is a chain that cannot
 be cut. Many messages can advance together: they are sorted by their number of 32-byte packets, and step p advances
 all those that have a packet p, a prefix of the sorted order. Tails (1 to 31 bytes) and the final rounds then run over
-all of them. One step costs about 30 numpy calls, which pays from a handful of messages on; when fewer are left (long
-messages) the same steps run on Python integers.
+all of them.
+
+Where few messages are left, a step costs as much as for a hundred. So what is left of all batches is put together
+first: long_chains.py mixes it in, compiled if the extra `rescue` is installed.
 
 The only part that numpy has no operation for is the byte shuffle of the algorithm ("zipper merge"): byte-wise strided
 copies are cheaper there than masks and shifts.
@@ -13,40 +15,33 @@ Source: "Fast keyed hash/pseudo-random function using SIMD multiply and permute"
 and the frozen reference implementation of google/highwayhash.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from struct import Struct
 
 import numpy as np
 
-Key = tuple[int, int, int, int]
-Lanes = list[int]
+from storage_core.foreign.nats.long_chains import LANE_COUNT, PACKET_SIZE, ZIPPER, mix_chains
 
-PACKET_SIZE, PACKET_SHIFT = 32, 5  # bytes, and their logarithm: shifts take a tenth of the time of divisions
+Key = tuple[int, int, int, int]
+
+PACKET_SHIFT = 5  # the logarithm of a packet's size: shifts take a tenth of the time of divisions
 HEAD_SIZE = 16  # bytes of a message that may lie elsewhere
 MESSAGE_SIZE_MIN = HEAD_SIZE + 4  # bytes of a message whose head lies elsewhere
 GROUP_COUNT = 4096  # messages that advance together: seven arrays of 4 x 8 bytes each stay in a 1 MiB cache
-SCALAR_COUNT_MAX = 8  # up to this many messages, Python integers are faster than numpy calls
+FEW_COUNT = 8  # up to this many messages of a group are put together with what is left of other groups
+LONG_COUNT = 512  # packets; up to LANE_COUNT messages are, if each of them has so many left
+LONG_SIZE = LONG_COUNT << PACKET_SHIFT  # bytes of a message that is slow to hash without others beside it
 _MASK64 = (1 << 64) - 1
 _MASK32 = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ZIPPER_SHIFT = np.uint64(24)
 _WORDS = Struct("<4Q")
 _HEAD = np.dtype(f"V{HEAD_SIZE}")
+_NO_KEY: Key = (0, 0, 0, 0)
 
 _MUL0: Key = (0xDBE6D5D5FE4CCE2F, 0xA4093822299F31D0, 0x13198A2E03707344, 0x243F6A8885A308D3)
 _MUL1: Key = (0x3BD39E10CB0EF593, 0xC0ACF169B5F18A8C, 0xBE5466CF34E90C6C, 0x452821E638D01377)
-
-# Zipper merge of a pair of lanes (even, odd): the byte of the even lane's result, that of the odd lane's result, and
-# which byte of the same (own) or of the neighbouring lane goes there. Byte 0 is not listed: it is byte 3 of its own
-# lane, and a shift of whole words puts it there sooner. What the shift puts elsewhere is overwritten.
-_ZIPPER = (
-    (1, 1, False, 4),
-    (2, 2, True, 2),
-    (3, 3, True, 5),
-    (4, 5, False, 6),
-    (5, 4, True, 1),
-    (6, 7, False, 7),
-    (7, 6, True, 0),
-)
 
 
 def _tail_tables() -> tuple[np.ndarray, ...]:
@@ -75,28 +70,67 @@ def key_from_bytes(key: bytes) -> Key:
     return a, b, c, d
 
 
-def highwayhash64(
-    buffer: np.ndarray, starts: np.ndarray, sizes: np.ndarray, key: Key, heads: np.ndarray | None = None
-) -> np.ndarray:
-    """Return the uint64 hashes of the messages `buffer[starts[i] : starts[i] + sizes[i]]`.
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages `buffer[starts[i] : starts[i] + sizes[i]]`, in any order, and the key that they are hashed under.
 
-    `buffer` is uint8, one-dimensional, contiguous; messages may lie anywhere in it, in any order. `heads`, (n, 2)
-    words, has the first HEAD_SIZE bytes of each message if they are not there: then something else has to stand in
-    their place, and a message has at least MESSAGE_SIZE_MIN bytes. About 40 ns a packet, plus four packets a message
-    for the final rounds, on one core of 2026.
+    `buffer` is uint8, one-dimensional, contiguous. `heads`, (n, 2) words, has the first HEAD_SIZE bytes of each message
+    if they are not there: then something else has to stand in their place, and a message has at least MESSAGE_SIZE_MIN
+    bytes.
     """
-    assert buffer.dtype == np.uint8 and buffer.flags.c_contiguous
-    assert not len(starts) or (starts.min() >= 0 and sizes.min() >= 0 and int((starts + sizes).max()) <= len(buffer))
-    assert heads is None or not len(sizes) or sizes.min() >= MESSAGE_SIZE_MIN
-    hashes = np.empty(len(starts), np.uint64)
-    if not len(starts):
+
+    buffer: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    key: Key
+    heads: np.ndarray | None = None
+
+    def check(self) -> None:
+        starts, sizes = self.starts, self.sizes
+        assert self.buffer.dtype == np.uint8 and self.buffer.flags.c_contiguous
+        assert not len(starts) or (
+            starts.min() >= 0 and sizes.min() >= 0 and int((starts + sizes).max()) <= len(self.buffer)
+        )
+        assert self.heads is None or not len(sizes) or sizes.min() >= MESSAGE_SIZE_MIN
+
+
+def highwayhash64(buffer: np.ndarray, starts: np.ndarray, sizes: np.ndarray, key: Key) -> np.ndarray:
+    """Return the uint64 hashes of the messages of one batch."""
+    return hash_together([Batch(buffer, starts, sizes, key)])[0]
+
+
+def hash_together(batches: Sequence[Batch]) -> list[np.ndarray]:
+    """Return the uint64 hashes of the messages of each batch.
+
+    About 40 ns a packet, plus four packets a message for the final rounds, on one core of 2026. Long messages of all
+    batches advance together: 64 of them take 200 ns a packet, one alone 9 us. Compiled, they take 40.
+    """
+    rests = _Rests()
+    hashed = []
+    for batch in batches:
+        batch.check()
+        order = _by_packet_count(batch.sizes >> PACKET_SHIFT)
+        hashed.append((order, _hash_ordered(batch, order, rests)))
+    rests.finish()
+    for at, (order, hashes) in enumerate(hashed):
+        if order is not None:
+            hashed[at] = None, np.empty_like(hashes)
+            hashed[at][1][order] = hashes
+    return [hashes for _, hashes in hashed]
+
+
+def _hash_ordered(batch: Batch, order: np.ndarray | None, rests: "_Rests") -> np.ndarray:
+    """Return the hashes in the order given; what is left of long messages goes to `rests`, which fills theirs in."""
+    count = len(batch.starts)
+    hashes = np.empty(count, np.uint64)
+    if not count:
         return hashes
-    order = _by_packet_count(sizes >> PACKET_SHIFT)
-    states = _States(min(len(starts), GROUP_COUNT), key)
-    for first in range(0, len(starts), GROUP_COUNT):
+    states = _States(min(count, GROUP_COUNT), batch.key)
+    for first in range(0, count, GROUP_COUNT):
         group = slice(first, first + GROUP_COUNT) if order is None else order[first : first + GROUP_COUNT]
-        own = None if heads is None else heads[group]
-        hashes[group] = _hash_group(states, _Messages(buffer, starts[group], sizes[group], own))
+        heads = None if batch.heads is None else batch.heads[group]
+        messages = _Messages(batch.buffer, batch.starts[group], batch.sizes[group], heads)
+        _hash_group(states, messages, hashes[first : first + GROUP_COUNT], rests)
     return hashes
 
 
@@ -109,50 +143,93 @@ def _by_packet_count(counts: np.ndarray) -> np.ndarray | None:
     return np.argsort((most - counts).astype(np.uint16 if most < 1 << 16 else np.int64), kind="stable")
 
 
-def _hash_group(states: "_States", messages: "_Messages") -> np.ndarray:
+def _hash_group(states: "_States", messages: "_Messages", hashes: np.ndarray, rests: "_Rests") -> None:
     """Hash up to GROUP_COUNT messages that are sorted by packet count, most packets first."""
     counts = messages.counts
     states.begin(len(counts))
     # active[p]: messages that have a packet p, always a prefix
     active = len(counts) - np.searchsorted(counts[::-1], np.arange(int(counts[0])), side="right")
-    step_count = int(np.count_nonzero(active > SCALAR_COUNT_MAX))
+    left = counts[active - 1] - np.arange(len(active))  # packets of the shortest of them
+    few = (active <= FEW_COUNT) | ((active <= LANE_COUNT) & (left >= LONG_COUNT))
+    few[:1] &= messages.heads is None  # what lies elsewhere is mixed in here
+    step_count = int(np.argmax(few)) if few.any() else len(active)
     for step in range(step_count):
         states.update(messages.packets(step, int(active[step])).T)
-    for row in range(int(active[step_count]) if step_count < len(active) else 0):
-        states.update_scalar(row, messages.packets_of(row, step_count))
-    states.update_tails(_tail_packets(messages.last_packets(), messages.tails).T, messages.tails)
-    return states.finish()
+    tails = _tail_packets(messages.last_packets(), messages.tails)
+    rest_count = int(active[step_count]) if step_count < len(active) else 0
+    if rest_count:
+        chains = [messages.packets_of(row, step_count) for row in range(rest_count)]
+        ends = tails[:rest_count], messages.tails[:rest_count]
+        rests.add(states.words[:4, :, :rest_count], chains, *ends, hashes[:rest_count])
+    if rest_count < len(counts):
+        states.update_tails(tails.T, messages.tails)
+        hashes[:] = states.finish()
+
+
+class _Rests:
+    """What is left of long messages of all groups: their states, packets and tails, and where their hashes go."""
+
+    def __init__(self) -> None:
+        self._states: list[np.ndarray] = []
+        self._chains: list[np.ndarray] = []
+        self._tails: list[np.ndarray] = []
+        self._tail_sizes: list[np.ndarray] = []
+        self._hashes: list[np.ndarray] = []
+
+    def add(
+        self,
+        states: np.ndarray,
+        chains: list[np.ndarray],
+        tails: np.ndarray,
+        tail_sizes: np.ndarray,
+        hashes: np.ndarray,
+    ) -> None:
+        self._states.append(states.copy())
+        self._chains += chains
+        self._tails.append(tails)
+        self._tail_sizes.append(tail_sizes)
+        self._hashes.append(hashes)
+
+    def finish(self) -> None:
+        """Mix everything in, and put the hashes where they go."""
+        if not self._states:
+            return
+        words = np.concatenate(self._states, axis=2)
+        mix_chains(words.reshape(16, -1), self._chains)
+        states, first = _States.of(words), 0
+        states.update_tails(np.concatenate(self._tails).T, np.concatenate(self._tail_sizes))
+        finished = states.finish()
+        for hashes in self._hashes:
+            hashes[:] = finished[first : first + len(hashes)]
+            first += len(hashes)
 
 
 class _Messages:
     """Where some messages lie: `tails` bytes behind `counts` packets each."""
 
     def __init__(self, buffer: np.ndarray, starts: np.ndarray, sizes: np.ndarray, heads: np.ndarray | None) -> None:
-        self._buffer, self._starts, self._heads = buffer, starts, heads
+        self._buffer, self._starts, self.heads = buffer, starts, heads
         self._windows = _windows(buffer, PACKET_SIZE)
         self.counts, self.tails = sizes >> PACKET_SHIFT, sizes & (PACKET_SIZE - 1)
 
     def packets(self, step: int, count: int) -> np.ndarray:
         """Return packet `step` of the first `count` messages, (count, 4) words."""
         packets = self._windows[self._starts[:count] + step * PACKET_SIZE].view("<u8").reshape(count, 4)
-        if step == 0 and self._heads is not None:
-            packets.view(_HEAD)[:, 0] = self._heads[:count].view(_HEAD)[:, 0]
+        if step == 0 and self.heads is not None:
+            packets.view(_HEAD)[:, 0] = self.heads[:count].view(_HEAD)[:, 0]
         return np.asarray(packets)
 
     def packets_of(self, row: int, step: int) -> np.ndarray:
-        """Return the bytes of one message's packets from `step` on."""
+        """Return the bytes of one message's packets from `step` on, not those whose head lies elsewhere."""
         at = int(self._starts[row])
-        data = self._buffer[at + step * PACKET_SIZE : at + int(self.counts[row]) * PACKET_SIZE]
-        if step == 0 and self._heads is not None:
-            data = np.concatenate((self._heads[row].view(np.uint8), data[HEAD_SIZE:]))
-        return np.asarray(data)
+        return np.asarray(self._buffer[at + step * PACKET_SIZE : at + int(self.counts[row]) * PACKET_SIZE])
 
     def last_packets(self) -> np.ndarray:
         """Return 32 bytes of each message from the tail on, (n, 4) words; what follows the tail may be anything."""
         packets = _windows_padded(self._buffer, self._starts + self.counts * PACKET_SIZE)
-        if self._heads is not None:
+        if self.heads is not None:
             short = np.flatnonzero(self.counts == 0)
-            packets[short, :2] = self._heads[short]
+            packets[short, :2] = self.heads[short]
         return packets
 
 
@@ -182,19 +259,27 @@ class _States:
     v0, v1, mul0, mul1 are (4 lanes, count) uint64; what works on them makes no arrays.
     """
 
-    def __init__(self, capacity: int, key: Key) -> None:
+    def __init__(self, capacity: int, key: Key = _NO_KEY) -> None:
         rotated = [(word >> 32) | (word << 32 & _MASK64) for word in key]
         v0 = [m ^ k for m, k in zip(_MUL0, key, strict=True)]
         v1 = [m ^ k for m, k in zip(_MUL1, rotated, strict=True)]
         self._initial = np.array([v0, v1, _MUL0, _MUL1], np.uint64)[:, :, None]
-        self._words = np.empty((7, 4, capacity), np.uint64)
+        self.words = np.empty((7, 4, capacity), np.uint64)
         self._narrowed = 0, 0
         self._active: tuple[np.ndarray, ...] = ()
-        self._all_moves = [_moves(self._words[source], self._words[6]) for source in (0, 1)]
+        self._all_moves = [_moves(self.words[source], self.words[6]) for source in (0, 1)]
+
+    @classmethod
+    def of(cls, words: np.ndarray) -> "_States":
+        """Return the states that some messages are in, (4, 4 lanes, count) words."""
+        states = cls(words.shape[2])
+        states.words[:4] = words
+        states._narrow(words.shape[2])
+        return states
 
     def begin(self, count: int) -> None:
         """Take up `count` messages."""
-        self._words[:4, :, :count] = self._initial
+        self.words[:4, :, :count] = self._initial
         self._narrow(count)
 
     def _narrow(self, count: int, lane_count: int = 4) -> None:
@@ -202,7 +287,7 @@ class _States:
         if self._narrowed == (count, lane_count):
             return
         self._narrowed = count, lane_count
-        self._active = tuple(self._words[:, :lane_count, :count])
+        self._active = tuple(self.words[:, :lane_count, :count])
         self._moves0, self._moves1 = (
             [(target[: lane_count // 2, :, :count], source[: lane_count // 2, :, :count]) for target, source in moves]
             for moves in self._all_moves
@@ -238,7 +323,7 @@ class _States:
         whole = np.flatnonzero(sizes == 0)
         if len(whole) == len(sizes):
             return
-        states = self._words[:4, :, : len(sizes)]
+        states = self.words[:4, :, : len(sizes)]
         kept = states[:, :, whole]
         size = sizes.astype(np.uint64)
         size |= size << _HALF
@@ -264,27 +349,13 @@ class _States:
         v0, v1, mul0, mul1, *_ = self._active
         return np.asarray(v0[0] + v1[0] + mul0[0] + mul1[0])
 
-    def update_scalar(self, row: int, data: np.ndarray) -> None:
-        """Mix consecutive packets into one message, on Python integers."""
-        states = self._words[:4, :, row]
-        v0, v1, mul0, mul1 = ([int(word) for word in words] for words in states)
-        for packet in _WORDS.iter_unpack(data.data):
-            for lane in range(4):
-                b = v1[lane] = (v1[lane] + packet[lane] + mul0[lane]) & _MASK64
-                mul0[lane] ^= (b & 0xFFFFFFFF) * (v0[lane] >> 32)
-                a = v0[lane] = (v0[lane] + mul1[lane]) & _MASK64
-                mul1[lane] ^= (a & 0xFFFFFFFF) * (b >> 32)
-            _zipper_add(v0, v1)
-            _zipper_add(v1, v0)
-        states[:] = np.array([v0, v1, mul0, mul1], np.uint64)
-
 
 def _moves(lanes: np.ndarray, zipped: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return pairs (target, source) of views, (2 pairs, 2 lanes, count) bytes, whose copies are the zipper merge."""
     row = lanes.shape[1] * 8  # bytes from a lane to the next
     shape = (2, 2, lanes.shape[1])
     moves = []
-    for even, odd, own, byte in _ZIPPER:
+    for even, odd, own, byte in ZIPPER:
         target = np.ndarray(shape, np.uint8, zipped.data, even, (2 * row, row + odd - even, 8))
         if own:
             source = np.ndarray(shape, np.uint8, lanes.data, byte, (2 * row, row, 8))
@@ -305,28 +376,3 @@ def _tail_packets(packets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         left & _TAIL_MORE.take(sizes)
     ) * _TAIL_FACTORS.take(sizes)
     return np.asarray(made)
-
-
-def _zipper_add(target: Lanes, source: Lanes) -> None:
-    """Add the zipper merge of `source` to `target`, both four words."""
-    for even in (0, 2):
-        a, b = source[even], source[even + 1]
-        merged_even = (
-            (a & 0xFF000000 | b & 0xFF00000000) >> 24
-            | a & 0xFF0000
-            | (a & 0xFF0000000000 | b & 0xFF000000000000) >> 16
-            | (a & 0xFF00) << 32
-            | (b & 0xFF00000000000000) >> 8
-            | (a & 0xFF) << 56
-        )
-        merged_odd = (
-            (b & 0xFF000000 | a & 0xFF00000000) >> 24
-            | b & 0xFF0000
-            | (b & 0xFF0000000000) >> 16
-            | (b & 0xFF00) << 24
-            | (a & 0xFF000000000000) >> 8
-            | (b & 0xFF) << 48
-            | a & 0xFF00000000000000
-        )
-        target[even] = (target[even] + merged_even) & _MASK64
-        target[even + 1] = (target[even + 1] + merged_odd) & _MASK64

@@ -5,13 +5,14 @@ that are lost by it as far as they are known, or raised.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core import buffers
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError, DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
@@ -19,9 +20,11 @@ from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests
 from storage_core.foreign.nats.block import BlockContent, read_block
 from storage_core.foreign.nats.columns import build_batch, subjects_of
+from storage_core.foreign.nats.highwayhash import LONG_SIZE, Key
 from storage_core.foreign.nats.index import SEQUENCE_END
+from storage_core.foreign.nats.long_chains import side_by_side_size
 from storage_core.foreign.nats.record import Records, block_key, content_digests
-from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_block
+from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_blocks, scan_sound_block
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
@@ -30,65 +33,128 @@ from storage_core.subject_columns import match_mask
 from storage_core.subjects import LITERAL_PATTERN
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedSlice:
+    """A part whose block was read and scanned, or what kept it from being read."""
+
+    part: ForeignSlice
+    content: BlockContent | None = None
+    scan: BlockScan | None = None
+    problem: ForeignDamage | None = None
+
+    def read(
+        self, columns: Sequence[str], on_damage: Callable[[ForeignDamage], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the messages in schema.read_schema(columns), ascending by sequence.
+
+        The whole block was checked before the first batch. Damage goes to `on_damage`; without it, damage that cost
+        messages, or may have, raises DataLossError.
+        """
+        read_schema(tuple(columns))
+        for content, shown, subjects in self._shown(on_damage):
+            if on_damage is not None:
+                subjects = _tell_unproven(self.part, content, shown, subjects, on_damage)
+            kept, subjects = _filtered(self.part, content, shown, subjects)
+            for first, end in runs_by_size(np.maximum(kept.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
+                own = None if subjects is None else subjects.slice(first, end - first)
+                yield build_batch(self.part.stream, content, kept.take(slice(first, end)), columns, own)
+
+    def digests(self, on_damage: Callable[[ForeignDamage], None]) -> Iterator[Digests]:
+        """Yield digests of the messages, whatever the filters. Damage goes to `on_damage`."""
+        for content, shown, _ in self._shown(on_damage):
+            yield Digests(shown.sequences, shown.times_ns, content_digests(content, shown))
+
+    def _shown(
+        self, on_damage: Callable[[ForeignDamage], None] | None
+    ) -> Iterator[tuple[pa.Buffer, Records, pa.StringArray | None]]:
+        """Yield the content of the block, the true messages of the part in it, and their subjects if those were
+        looked at: once, or not if the block cannot be read."""
+        part, removed = self.part, SequenceSet.decode(self.part.removed)
+        if self.content is None or self.scan is None:
+            assert self.problem is not None, part
+            _tell([self.problem], on_damage)
+            return
+        content, scan = self.content, self.scan
+        shown = scan.records.take(scan.messages)
+        sequences = shown.sequences
+        shown = shown.take((sequences >= part.first) & (sequences < part.end) & ~removed.mask(sequences))
+        shown, strange, subjects = _known_subjects(part, content.data, shown)
+        _tell(_damage(part, content, scan, shown, strange, removed), on_damage)
+        yield content.data, shown, subjects
+
+
 def read_slice(
     part: ForeignSlice,
     columns: Sequence[str],
     on_damage: Callable[[ForeignDamage], None] | None = None,
     files: Files = OS_FILES,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a part in schema.read_schema(columns), ascending by sequence.
-
-    The whole block is checked before the first batch. Damage goes to `on_damage`; without it, damage that cost
-    messages, or may have, raises DataLossError.
-    """
-    read_schema(tuple(columns))
-    for content, shown, subjects in _shown(part, on_damage, files):
-        if on_damage is not None:
-            subjects = _tell_unproven(part, content, shown, subjects, on_damage)
-        kept, subjects = _filtered(part, content, shown, subjects)
-        for first, end in runs_by_size(np.maximum(kept.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
-            own = None if subjects is None else subjects.slice(first, end - first)
-            yield build_batch(part.stream, content, kept.take(slice(first, end)), columns, own)
+    """Yield the messages of one part, as OpenedSlice.read() does."""
+    for opened in open_slices([part], files):
+        yield from opened.read(columns, on_damage)
 
 
 def digest_slice(
     part: ForeignSlice, on_damage: Callable[[ForeignDamage], None], files: Files = OS_FILES
 ) -> Iterator[Digests]:
-    """Yield digests of the messages of a part, whatever its filters. Damage goes to `on_damage`."""
-    for content, shown, _ in _shown(part, on_damage, files):
-        yield Digests(shown.sequences, shown.times_ns, content_digests(content, shown))
+    """Yield the digests of one part."""
+    for opened in open_slices([part], files):
+        yield from opened.digests(on_damage)
 
 
-def _shown(
-    part: ForeignSlice, on_damage: Callable[[ForeignDamage], None] | None, files: Files
-) -> Iterator[tuple[pa.Buffer, Records, pa.StringArray | None]]:
-    """Yield the content of the block, the true messages of the part in it, and their subjects if those were looked at.
+def open_slices(parts: Sequence[ForeignSlice], files: Files = OS_FILES) -> Iterator[OpenedSlice]:
+    """Yield the parts with their blocks, in order. Blocks of few long messages are read and scanned together."""
+    for group in _groups(parts):
+        contents = [_content(part, files) for part in group]
+        yield from _scanned(group, contents)
 
-    Once, or not if the block cannot be read.
-    """
-    removed = SequenceSet.decode(part.removed)
+
+def _groups(parts: Sequence[ForeignSlice]) -> Iterator[Sequence[ForeignSlice]]:
+    """Yield what is scanned together: where blocks hold few messages, up to side_by_side_size() bytes of them."""
+    size_max = side_by_side_size()
+    few = [part.file_size > LONG_SIZE * max(1, part.row_count) for part in parts]
+    sizes = np.array([part.file_size if long else size_max for part, long in zip(parts, few, strict=True)], np.int64)
+    for first, end in runs_by_size(sizes, size_max):
+        yield parts[first:end]
+
+
+def _scanned(parts: Sequence[ForeignSlice], contents: Sequence[BlockContent | ForeignDamage]) -> Iterator[OpenedSlice]:
+    unproven: list[tuple[pa.Buffer, Key]] = []
+    scans: list[BlockScan | None] = []
+    for part, content in zip(parts, contents, strict=True):
+        scan = None
+        if isinstance(content, BlockContent) and _is_sound(part, content):
+            scan = scan_sound_block(content.data)
+        elif isinstance(content, BlockContent):
+            unproven.append((content.data, block_key(part.stream, part.block_index)))
+        scans.append(scan)
+    proven = iter(scan_blocks(unproven))
+    for part, content, scan in zip(parts, contents, scans, strict=True):
+        if isinstance(content, ForeignDamage):
+            yield OpenedSlice(part, problem=content)
+        else:
+            yield OpenedSlice(part, content, scan or next(proven))
+
+
+def _is_sound(part: ForeignSlice, content: BlockContent) -> bool:
+    """Return whether these are the bytes in which every record was found to be true when the part was planned."""
+    return part.sound_crc32c is not None and not content.damage and crc32c(content.data) == part.sound_crc32c
+
+
+def _content(part: ForeignSlice, files: Files) -> BlockContent | ForeignDamage:
+    """Return what the block of a part holds, or why it cannot be read."""
     try:
         content = read_block(part.path, files, part.key)
     except FileNotFoundError:
-        _tell([replace(_whole_block(part, removed, "the file is gone"), gone=True)], on_damage)
-        return
+        return replace(_whole_block(part, "the file is gone"), gone=True)
     except OSError as error:
         raise_if_of_process(error)
-        _tell([_whole_block(part, removed, f"the file cannot be read: {error.strerror or error}")], on_damage)
-        return
+        return _whole_block(part, f"the file cannot be read: {error.strerror or error}")
     except (CorruptionError, UnsupportedVersionError) as error:
-        _tell([_whole_block(part, removed, str(error))], on_damage)
-        return
+        return _whole_block(part, str(error))
     if not content.data.size and not part.known:
-        _tell([_whole_block(part, removed, "the file is empty")], on_damage)
-        return
-    scan = scan_block(content.data, block_key(part.stream, part.block_index))
-    shown = scan.records.take(scan.messages)
-    sequences = shown.sequences
-    shown = shown.take((sequences >= part.first) & (sequences < part.end) & ~removed.mask(sequences))
-    shown, strange, subjects = _known_subjects(part, content.data, shown)
-    _tell(_damage(part, content, scan, shown, strange, removed), on_damage)
-    yield content.data, shown, subjects
+        return _whole_block(part, "the file is empty")
+    return content
 
 
 def _known_subjects(
@@ -207,8 +273,8 @@ def _strange_damage(strange: Records) -> list[RecordDamage]:
     return damage
 
 
-def _whole_block(part: ForeignSlice, removed: SequenceSet, reason: str) -> ForeignDamage:
-    asked = SequenceSet.from_ranges([(part.first, part.end)]).difference(removed)
+def _whole_block(part: ForeignSlice, reason: str) -> ForeignDamage:
+    asked = SequenceSet.from_ranges([(part.first, part.end)]).difference(SequenceSet.decode(part.removed))
     return _foreign_damage(part, RecordDamage(0, part.file_size, reason, 0, None), "", asked, not part.known)
 
 

@@ -24,6 +24,7 @@ Source: nats-server, server/filestore.go (`writeMsgRecordLocked`, `msgFromBufEx`
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -31,8 +32,15 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.foreign.arrays import elements, gather, runs_by_size
-from storage_core.foreign.digests import DIGEST_KEY, mixed
-from storage_core.foreign.nats.highwayhash import MESSAGE_SIZE_MIN, Key, highwayhash64, key_from_bytes
+from storage_core.foreign.digests import DIGEST_KEY, LONG_DIGEST_SIZE, long_digest, mixed
+from storage_core.foreign.nats.highwayhash import (
+    MESSAGE_SIZE_MIN,
+    Batch,
+    Key,
+    hash_together,
+    highwayhash64,
+    key_from_bytes,
+)
 
 SIZE_MIN = 30  # bytes: an empty message without subject, or a tombstone
 SIZE_MAX = 32 << 20  # bytes; the server takes a longer record for damage too
@@ -47,7 +55,8 @@ HASH_SIZE = 8
 HASHED_HEAD_SIZE = 16  # bytes: number and time
 HEADERS_BEGIN, HEADERS_END = b"NATS/1.0", b"\r\n\r\n"
 GUESS_STEP = 256 << 10  # bytes that are looked at together for the starts of records: a fraction of a cache
-VERIFY_SIZE = 16 << 20  # bytes of records that are hashed together, and copied for it where they have headers
+RUN_COUNT = 100_000  # records that are verified together; what is kept of each meanwhile takes 200 bytes
+DIGEST_RUN_SIZE = 16 << 20  # bytes of records that are digested together, and copied for it where they have headers
 HEAD = np.dtype([("size", "<u4"), ("number", "<u8"), ("time", "<i8"), ("subject_size", "<u2")])
 _SIZE = Struct("<I")
 assert HEAD.itemsize == HEAD_SIZE
@@ -203,10 +212,33 @@ def read_heads(block: np.ndarray, starts: np.ndarray, end: int) -> tuple[Records
 
 def verify(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
     """Return which checksums hold. The records must be possible, ascending and free of overlap."""
+    return verify_together([(block, records, key)])[0]
+
+
+def verify_together(blocks: Sequence[tuple[pa.Buffer, Records, Key]]) -> list[np.ndarray]:
+    """Return which checksums hold in each block.
+
+    Of blocks with few records, long messages are hashed side by side; one with many is gone through in runs.
+    """
+    few = iter(_verified([block for block in blocks if len(block[1]) <= RUN_COUNT]))
+    return [next(few) if len(block[1]) <= RUN_COUNT else _verified_in_runs(*block) for block in blocks]
+
+
+def _verified_in_runs(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
     good = np.zeros(len(records), bool)
-    for first, end in runs_by_size(records.sizes, VERIFY_SIZE):
-        good[first:end] = _verify_run(block, records.take(slice(first, end)), key)
+    for first in range(0, len(records), RUN_COUNT):
+        run = slice(first, first + RUN_COUNT)
+        good[run] = _verified([(block, records.take(run), key)])[0]
     return good
+
+
+def _verified(blocks: Sequence[tuple[pa.Buffer, Records, Key]]) -> list[np.ndarray]:
+    verdicts = []
+    for (block, records, _), hashes in zip(blocks, _hashes(blocks), strict=True):
+        view = np.frombuffer(block, np.uint8)
+        true = hashes == elements(view, "<u8")[records.ends - HASH_SIZE]
+        verdicts.append(np.asarray(true & headers_end_well(view, records)))
+    return verdicts
 
 
 def verify_scattered(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
@@ -249,35 +281,49 @@ def content_digests(block: pa.Buffer, records: Records) -> np.ndarray:
     """
     digests = np.empty(len(records), np.uint64)
     order = np.argsort(records.starts, kind="stable")
-    for first, end in runs_by_size(records.sizes[order], VERIFY_SIZE):
-        rows = order[first:end]
-        digests[rows] = _hashes(block, records.take(rows), DIGEST_KEY)
+    long = records.sizes[order] >= LONG_DIGEST_SIZE
+    for at in order[long].tolist():
+        digests[at] = long_digest(_pieces_of(memoryview(block), records, at))
+    rest = order[~long]
+    for first, end in runs_by_size(records.sizes[rest], DIGEST_RUN_SIZE):
+        rows = rest[first:end]
+        digests[rows] = _hashes([(block, records.take(rows), DIGEST_KEY)])[0]
     return mixed(digests, (records.subject_sizes << 32) + records.header_sizes)
 
 
-def _verify_run(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
-    view = np.frombuffer(block, np.uint8)
-    hashes = _hashes(block, records, key)
-    return np.asarray((hashes == elements(view, "<u8")[records.ends - HASH_SIZE]) & headers_end_well(view, records))
+def _pieces_of(view: memoryview, records: Records, row: int) -> list[memoryview]:
+    """Return what is hashed of a record: number and time, subject, headers with payload."""
+    start, body = int(records.starts[row]), int(records.header_starts[row])
+    subject = start + HEAD_SIZE
+    return [
+        view[start + 4 : start + 4 + HASHED_HEAD_SIZE],
+        view[subject : subject + int(records.subject_sizes[row])],
+        view[body : int(records.ends[row]) - HASH_SIZE],
+    ]
 
 
-def _hashes(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
-    """Return the hash of each record under the key. The records are ascending and free of overlap."""
-    view = np.frombuffer(block, np.uint8)
-    # Without headers, what is hashed lies in one piece but for number and time: the block is hashed where it is.
-    bodies = records.starts + (HEAD_SIZE - HASHED_HEAD_SIZE)
-    sizes = records.sizes - (HEAD_SIZE - HASHED_HEAD_SIZE + HASH_SIZE)
-    plain = (records.header_sizes < 0) & (sizes >= MESSAGE_SIZE_MIN)
-    if plain.all():
-        return highwayhash64(view, bodies, sizes, key, records.hashed_heads())
-    hashes = np.empty(len(records), np.uint64)
-    hashes[plain] = highwayhash64(view, bodies[plain], sizes[plain], key, records.take(plain).hashed_heads())
-    hashes[~plain] = _hashes_of_pieces(block, records.take(~plain), key)
-    return hashes
+def _hashes(blocks: Sequence[tuple[pa.Buffer, Records, Key]]) -> list[np.ndarray]:
+    """Return the hash of each record under its block's key. The records of each are ascending and free of overlap."""
+    batches, masks = [], []
+    for block, records, key in blocks:
+        # Without headers, what is hashed lies in one piece but for number and time: the block is hashed where it is.
+        bodies = records.starts + (HEAD_SIZE - HASHED_HEAD_SIZE)
+        sizes = records.sizes - (HEAD_SIZE - HASHED_HEAD_SIZE + HASH_SIZE)
+        plain = (records.header_sizes < 0) & (sizes >= MESSAGE_SIZE_MIN)
+        heads = records.take(plain).hashed_heads()
+        batches.append(Batch(np.frombuffer(block, np.uint8), bodies[plain], sizes[plain], key, heads))
+        batches.append(_batch_of_pieces(block, records.take(~plain), key))
+        masks.append(plain)
+    parts, hashed = iter(hash_together(batches)), []
+    for plain in masks:
+        hashes = np.empty(len(plain), np.uint64)
+        hashes[plain], hashes[~plain] = next(parts), next(parts)
+        hashed.append(hashes)
+    return hashed
 
 
-def _hashes_of_pieces(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
-    """Return the same from three pieces a record, copied together: number and time, subject, headers with payload."""
+def _batch_of_pieces(block: pa.Buffer, records: Records, key: Key) -> Batch:
+    """Return the same, with the three pieces of each record copied together: see _pieces_of()."""
     count = len(records)
     starts, sizes = np.empty((count, 3), np.int64), np.empty((count, 3), np.int64)
     bodies = records.header_starts
@@ -286,5 +332,4 @@ def _hashes_of_pieces(block: pa.Buffer, records: Records, key: Key) -> np.ndarra
     starts[:, 2], sizes[:, 2] = bodies, records.ends - HASH_SIZE - bodies
     hashed = gather(block, starts.ravel(), sizes.ravel())
     messages = sizes.sum(axis=1)
-    places = np.cumsum(messages) - messages
-    return highwayhash64(np.frombuffer(hashed.buffers()[2], np.uint8), places, messages, key)
+    return Batch(np.frombuffer(hashed.buffers()[2], np.uint8), np.cumsum(messages) - messages, messages, key)

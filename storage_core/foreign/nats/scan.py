@@ -9,6 +9,7 @@ What an attacker could make of the search is bounded: a stretch made to look lik
 on, and the damage says so.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +26,8 @@ from storage_core.foreign.nats.record import (
     Records,
     headers_end_well,
     read_heads,
-    verify,
     verify_scattered,
+    verify_together,
     walk,
 )
 from storage_core.sequences import SequenceSet
@@ -80,35 +81,58 @@ class BlockScan:
         return np.asarray(self.records.sequences[self.records.tombstones])
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The chain of sizes of a block, followed: what is on it and has the head of a record."""
+
+    block: pa.Buffer
+    records: Records
+    is_whole: bool  # all that is looked at is on it
+    read_size: int  # bytes of the block that are looked at
+
+    @staticmethod
+    def of(block: pa.Buffer) -> "_Chain":
+        view = np.frombuffer(block, np.uint8)
+        starts, chain_end = walk(view.data, 0, len(view))
+        size = len(view)
+        if len(starts) > RECORD_COUNT_MAX:
+            size = chain_end = int(starts[RECORD_COUNT_MAX])
+            starts = starts[:RECORD_COUNT_MAX].copy()
+        records, possible = read_heads(view[:size], starts, size)
+        is_whole = bool(possible.all()) and chain_end == size
+        return _Chain(block, records.take(possible), is_whole, size)
+
+
 def scan_block(block: pa.Buffer, key: Key) -> BlockScan:
     """Return all that is true in an uncompressed block; never raises for what it holds."""
-    view = np.frombuffer(block, np.uint8)
-    starts, chain_end = walk(view.data, 0, len(view))
-    if len(starts) > RECORD_COUNT_MAX:
-        size = int(starts[RECORD_COUNT_MAX])
-        del starts, view
-        return _scan_head(block, size, key)
-    if not len(starts):
-        return _search_all(block, view, key)
-    records, possible = read_heads(view, starts, len(view))
-    good = possible
-    good[possible] = verify(block, records.take(possible), key)
-    if good.all() and chain_end == len(view):
-        return BlockScan(records, ())
-    return _fill_gaps(block, view, records.take(good), key)
+    return scan_blocks([(block, key)])[0]
 
 
-def _scan_head(block: pa.Buffer, size: int, key: Key) -> BlockScan:
-    """Return what is true in the first `size` bytes of a block that has more records than any of a server."""
-    head = scan_block(block.slice(0, size), key)
+def scan_blocks(blocks: Sequence[tuple[pa.Buffer, Key]]) -> list[BlockScan]:
+    """Return the same for several blocks, whose long messages are hashed side by side."""
+    chains = [_Chain.of(block) for block, _ in blocks]
+    keys = [key for _, key in blocks]
+    asked = [(chain.block, chain.records, key) for chain, key in zip(chains, keys, strict=True)]
+    return [_scan(*each) for each in zip(chains, keys, verify_together(asked), strict=True)]
+
+
+def scan_sound_block(block: pa.Buffer) -> BlockScan:
+    """Return what is in a block of which it is known that every record is true."""
+    return BlockScan(_Chain.of(block).records, ())
+
+
+def _scan(chain: _Chain, key: Key, good: np.ndarray) -> BlockScan:
+    if good.all() and chain.is_whole:
+        scan = BlockScan(chain.records, ())
+    else:
+        block = chain.block.slice(0, chain.read_size)
+        scan = _fill_gaps(block, np.frombuffer(block, np.uint8), chain.records.take(good), key)
+    if chain.read_size == chain.block.size:
+        return scan
     reason = f"more than {RECORD_COUNT_MAX} records, which no server writes into a block; the rest is not read"
-    highest = int(np.max(head.records.sequences, initial=0))
-    return BlockScan(head.records, (*head.damage, RecordDamage(size, block.size, reason, highest, None)))
-
-
-def _search_all(block: pa.Buffer, view: np.ndarray, key: Key) -> BlockScan:
-    none = np.empty(0, np.int64)
-    return _fill_gaps(block, view, Records(none, none, none.astype(np.uint64), none, none, none), key)
+    highest = int(np.max(scan.records.sequences, initial=0))
+    rest = RecordDamage(chain.read_size, chain.block.size, reason, highest, None)
+    return BlockScan(scan.records, (*scan.damage, rest))
 
 
 def _fill_gaps(block: pa.Buffer, view: np.ndarray, chained: Records, key: Key) -> BlockScan:

@@ -20,10 +20,20 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import buffers
+from storage_core.checksum import crc32c
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import NATS_INDEX, NATS_OLD_INDEX
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.block import BLOCK_SUFFIX, KEY_SUFFIX, BlockFile, last_bytes, read_block, read_file
+from storage_core.foreign.arrays import runs_by_size
+from storage_core.foreign.nats.block import (
+    BLOCK_SUFFIX,
+    KEY_SUFFIX,
+    BlockContent,
+    BlockFile,
+    last_bytes,
+    read_block,
+    read_file,
+)
 from storage_core.foreign.nats.columns import raw_headers, subjects_of
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.index import (
@@ -34,9 +44,10 @@ from storage_core.foreign.nats.index import (
     decode_old_block_index,
 )
 from storage_core.foreign.nats.limits import Limits
+from storage_core.foreign.nats.long_chains import side_by_side_size
 from storage_core.foreign.nats.meta import INDEX_FILE
 from storage_core.foreign.nats.record import HASH_SIZE, Records, block_key
-from storage_core.foreign.nats.scan import scan_block
+from storage_core.foreign.nats.scan import BlockScan, scan_blocks
 from storage_core.foreign.nats.ttl import parse_ttls
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
@@ -58,6 +69,7 @@ class BlockState:
     removed: SequenceSet
     message_count: int
     known: bool  # an index vouches that the block holds every sequence of the part
+    sound_crc32c: int | None = None  # of its uncompressed content, if that was read, and every record in it is true
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +361,7 @@ class _Read:
     tombstones: np.ndarray
     highest: int  # sequence, of messages, erased and skipped records and tombstones
     damaged: bool
+    sound_crc32c: int | None
 
 
 def _from_blocks(
@@ -356,7 +369,11 @@ def _from_blocks(
 ) -> StreamState:
     limits = Limits.of(stream.config)
     last_index = max((file.block_index for file in stream.blocks), default=0)
-    read = [_read_block(stream, file, limits, file.block_index == last_index, files) for file in stream.blocks]
+    read = [
+        block
+        for first, end in runs_by_size(np.array([file.size for file in stream.blocks], np.int64), side_by_side_size())
+        for block in _read_blocks(stream, stream.blocks[first:end], limits, last_index, files)
+    ]
     removed = SequenceSet.from_sequences(np.concatenate([_NONE, *(block.tombstones for block in read)]))
     if index is not None:
         removed = removed.union(_removed_before(index, stream, read))
@@ -402,17 +419,34 @@ def _all_removed(read: Sequence["_Read"], shown: Sequence[np.ndarray], removed: 
     return _union(removed_sets).union(_gaps(spans))
 
 
-def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, is_last: bool, files: Files) -> _Read:
-    try:
-        content = read_block(file.path, files, file.key)
-        # The server makes an empty file when it begins a block. It goes on to the next one when that is full.
-        data, damaged = content.data, bool(content.damage) or (not content.data.size and not is_last)
-        scan = scan_block(data, block_key(stream.name, file.block_index))
-    except (OSError, StorageError) as error:  # reported when the block is read for its messages
-        raise_if_of_process(error)
-        data, damaged = pa.py_buffer(b""), True
-        scan = scan_block(data, block_key(stream.name, file.block_index))
-    messages = scan.records.take(scan.messages)
+def _read_blocks(
+    stream: StreamDirectory, block_files: Sequence[BlockFile], limits: Limits, last_index: int, files: Files
+) -> list[_Read]:
+    """Return what is in some blocks, whose long messages are hashed side by side."""
+    contents = []
+    for file in block_files:
+        try:
+            content = read_block(file.path, files, file.key)
+        except (OSError, StorageError) as error:  # reported when the block is read for its messages
+            raise_if_of_process(error)
+            content = BlockContent(pa.py_buffer(b""), False, [(0, str(error))])
+        if not content.data.size and file.block_index != last_index:
+            # The server makes an empty file when it begins a block. It goes on to the next one when that is full.
+            content = replace(content, damage=[*content.damage, (0, "the file is empty")])
+        contents.append(content)
+    keyed = [
+        (content.data, block_key(stream.name, file.block_index))
+        for content, file in zip(contents, block_files, strict=True)
+    ]
+    return [
+        _read_of(file, content, scan, limits)
+        for file, content, scan in zip(block_files, contents, scan_blocks(keyed), strict=True)
+    ]
+
+
+def _read_of(file: BlockFile, content: BlockContent, scan: BlockScan, limits: Limits) -> _Read:
+    data, messages = content.data, scan.records.take(scan.messages)
+    damaged = bool(content.damage or scan.damage)
     return _Read(
         file,
         messages,
@@ -420,7 +454,8 @@ def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, is_las
         parse_ttls(raw_headers(data, messages), messages.header_sizes >= 0) if limits.per_message_ttl else None,
         scan.tombstones,
         int(np.max(scan.records.sequences, initial=0)),
-        damaged or bool(scan.damage),
+        damaged,
+        None if damaged else crc32c(data),
     )
 
 
@@ -472,7 +507,7 @@ def _spans(
         if first < end:
             hidden = SequenceSet.from_sequences(own).difference(SequenceSet.from_sequences(sequences))
             hidden = hidden.union(removed).clip(first, end)
-            states.append(BlockState(block.file, first, end, hidden, len(sequences), False))
+            states.append(BlockState(block.file, first, end, hidden, len(sequences), False, block.sound_crc32c))
         end_before = max(end_before, int(np.max(own, initial=0)) + 1)
     return states
 

@@ -8,9 +8,12 @@ from storage_core.errors import NotFoundError, StorageError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.copies import CopiesStore
+from storage_core.foreign.nats.block import first_size
 from storage_core.foreign.nats.consumers import CONSUMERS_DIRECTORY, read_consumers
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
+from storage_core.foreign.nats.highwayhash import LONG_SIZE
 from storage_core.foreign.nats.limits import configured_subjects
+from storage_core.foreign.nats.long_chains import COMPILED_TIMES, side_by_side_size
 from storage_core.foreign.nats.meta import INDEX_FILE, META_FILE
 from storage_core.foreign.nats.state import BlockState, StreamState, load_state
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
@@ -70,6 +73,20 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
             f"no {INDEX_FILE} tells how far it went: messages of a last block that is gone, and removals that were "
             "noted in it, leave no trace"
         )
+
+    def advice(self) -> str:
+        directories = (directory for copies in self._directories.values() for directory in copies)
+        if not side_by_side_size() or not any(map(self._has_long_messages, directories)):
+            return ""
+        return (
+            f"the messages are long: with numba they are read {COMPILED_TIMES} times as fast "
+            "(pip install 'pyspark-jstream[rescue]')"
+        )
+
+    def _has_long_messages(self, directory: StreamDirectory) -> bool:
+        """Return whether the largest plain block begins with a long one."""
+        blocks = [block for block in directory.blocks if not block.key]
+        return bool(blocks) and first_size(max(blocks, key=lambda block: block.size), self._files) >= LONG_SIZE
 
     def _consumers(
         self, directory: StreamDirectory, on_damage: Callable[[ForeignDamage], None] | None
@@ -144,4 +161,5 @@ def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, fi
         subjects=state.subjects,
         configured=configured_subjects(directory.config),
         key=block.file.key,
+        sound_crc32c=block.sound_crc32c,
     )

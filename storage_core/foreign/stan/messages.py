@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from storage_core import buffers
 from storage_core.foreign.arrays import elements, gather, to_batch, to_strings
-from storage_core.foreign.digests import DIGEST_KEY, mixed
+from storage_core.foreign.digests import DIGEST_KEY, LONG_DIGEST_SIZE, long_digest, mixed
 from storage_core.foreign.nats.highwayhash import highwayhash64
 from storage_core.foreign.stan.record import SEQUENCE_MAX, SUBJECT, Records
 from storage_core.schema import HEADERS_TYPE, TIMESTAMP_TYPE, read_schema
@@ -119,7 +119,13 @@ def content_digests(buffer: pa.Buffer, records: Records, sequences: np.ndarray) 
     order = np.argsort(starts.ravel(), kind="stable")  # either field may come first
     hashes = np.empty(2 * len(records), np.uint64)
     view = np.frombuffer(buffer, np.uint8)
-    hashes[order] = highwayhash64(view, starts.ravel()[order], sizes.ravel()[order], DIGEST_KEY)
+    flat_starts, flat_sizes = starts.ravel(), sizes.ravel()
+    long = flat_sizes[order] >= LONG_DIGEST_SIZE
+    for at in order[long].tolist():
+        first = int(flat_starts[at])
+        hashes[at] = long_digest([memoryview(buffer)[first : first + int(flat_sizes[at])]])
+    rest = order[~long]
+    hashes[rest] = highwayhash64(view, flat_starts[rest], flat_sizes[rest], DIGEST_KEY)
     digests = mixed(hashes[::2], hashes[1::2].view(np.int64))
     return mixed(mixed(digests, times_of(records)), sequences)
 

@@ -36,7 +36,7 @@ from storage_core.errors import (
 )
 from storage_core.file_kinds import IMPORT_RECORD
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
+from storage_core.foreign import ForeignDamage, ForeignSlice, OpenedPart, open_foreign_slices
 from storage_core.foreign.budget import fold_damage
 from storage_core.foreign.slices import DAMAGE_COLUMNS
 from storage_core.foreign.union import UnionSlice
@@ -192,7 +192,7 @@ def write_part(
     with translated(f"stream {target.name!r}"):
         blocks = BlockSink(target.place, env)
         try:
-            for part in task.slices:
+            for part in open_foreign_slices(task.slices, source_files):
                 for batch in reading.read(part, source_files):
                     frame = _frame(batch)
                     blocks.write(frame, message_sizes(frame), batch.column("sequence").to_numpy())
@@ -218,9 +218,9 @@ class _Reading:
         self.damage: list[ForeignDamage] = []
         self.read_count = 0
 
-    def read(self, part: ForeignSlice, files: Files) -> Iterator[pa.RecordBatch]:
+    def read(self, opened: OpenedPart, files: Files) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a slice, columns COLUMNS. Raises as write_part does."""
-        reported: list[ForeignDamage] = []
+        part, reported = opened.part, list[ForeignDamage]()
 
         def hear(damage: ForeignDamage) -> None:
             reported.append(damage)
@@ -229,7 +229,7 @@ class _Reading:
 
         _check_seen(part, files)
         try:
-            for batch in read_foreign_slice(part, COLUMNS, hear, files):
+            for batch in opened.read(COLUMNS, hear):
                 self._seen.append(batch.column("sequence").to_numpy())
                 self.read_count += batch.num_rows
                 yield batch

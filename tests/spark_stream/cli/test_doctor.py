@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from storage_core.foreign.nats import long_chains
+
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,11 +39,22 @@ def findings(jstream, *words: object, code: int) -> dict[str, dict]:
 
 def test_a_machine_that_has_everything_is_well(jstream, tmp_path: Path) -> None:
     found = findings(jstream, tmp_path, code=0)
-    assert list(found) == ["python", "workers", "packages", "spark", "java", "delta", "volume", "folder"]
+    assert list(found) == ["python", "workers", "packages", "spark", "java", "delta", "rescue", "volume", "folder"]
     assert {finding["state"] for check, finding in found.items() if check not in ("delta", "volume")} == {"ok"}
     assert "17.0.13" in found["java"]["text"]
     assert str(jstream.volume) in found["volume"]["text"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["java", "volume"]  # what was tried left nothing
+
+
+def test_what_reads_jetstream_faster_is_named_where_it_is_missing(jstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings(jstream, code=0)["rescue"]["state"] == "ok"
+    long_chains.compiled.cache_clear()
+    monkeypatch.setattr(long_chains, "COMPILED_MODULE", "no_such_module")
+    try:
+        rescue = findings(jstream, code=0)["rescue"]
+    finally:
+        long_chains.compiled.cache_clear()
+    assert rescue["state"] == "note" and "pyspark-jstream[rescue]" in rescue["remedy"]
 
 
 def test_people_get_a_line_each_and_the_remedy_below(jstream, tmp_path: Path) -> None:

@@ -1,23 +1,30 @@
 """`jstream` with somebody at a terminal: it asks before it destroys, turns pages, and draws tables."""
 
 import codecs
+import gzip
+import json
 import os
 import pty
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
 from spark_stream.cli.watching import CLEAR
+from storage_core.foreign.nats.index import highwayhash_of
+
+ROOT = Path(__file__).parents[3]
+DATA = ROOT / "tests" / "data"
 
 
 class Terminal:
     """A process whose standard streams are a terminal that this test reads and types on."""
 
-    def __init__(self, jstream, *words: object, columns: int = 80) -> None:
+    def __init__(self, jstream, *words: object, columns: int = 80, **variables: str) -> None:
         self._descriptor, theirs = pty.openpty()
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-        self.process = jstream.start(*words, TERM="xterm", COLUMNS=str(columns), LINES="50", **streams)
+        self.process = jstream.start(*words, TERM="xterm", COLUMNS=str(columns), LINES="50", **streams, **variables)
         os.close(theirs)
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.seen = ""
@@ -124,6 +131,21 @@ def test_verify_shows_how_far_it_is(jstream, orders) -> None:
     terminal = Terminal(jstream, "verify")
     assert terminal.end() == 0
     assert "4 blocks checked: all is well" in terminal.seen
+
+
+@pytest.mark.parametrize("words", [["import"], ["drift"]])
+def test_what_would_read_long_messages_faster_is_named_where_it_is_missing(jstream, tmp_path, words: list[str]) -> None:
+    stream = tmp_path / "nats" / "jetstream" / "$G" / "streams" / "LONG"
+    (stream / "msgs").mkdir(parents=True)
+    (stream / "msgs" / "1.blk").write_bytes(gzip.decompress((DATA / "nats-long" / "1.blk.gz").read_bytes()))
+    meta = json.dumps({"name": "LONG", "subjects": ["long.>"]}).encode()
+    (stream / "meta.inf").write_bytes(meta)
+    (stream / "meta.sum").write_text(highwayhash_of(meta, "LONG").to_bytes(8, "little").hex())
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['numba'] = None")
+    python_path = f"{tmp_path}{os.pathsep}{ROOT}"
+    terminal = Terminal(jstream, *words, "nats", tmp_path / "nats", columns=200, PYTHONPATH=python_path)
+    terminal.expect("with numba they are read 3 times as fast (pip install 'pyspark-jstream[rescue]')")
+    assert terminal.end() == 0
 
 
 def test_a_restore_asks_and_a_no_makes_nothing(jstream, orders, tmp_path) -> None:

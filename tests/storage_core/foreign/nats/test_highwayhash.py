@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from storage_core.foreign.nats import highwayhash
-from storage_core.foreign.nats.highwayhash import HEAD_SIZE, MESSAGE_SIZE_MIN, highwayhash64, key_from_bytes
+from storage_core.foreign.nats import highwayhash, long_chains
+from storage_core.foreign.nats.highwayhash import (
+    HEAD_SIZE,
+    MESSAGE_SIZE_MIN,
+    Batch,
+    hash_together,
+    highwayhash64,
+    key_from_bytes,
+)
 
 # Hashes of the byte strings [], [0], [0, 1], ... under the key 0, 1, ..., 31; published with google/highwayhash.
 VECTORS = """
@@ -44,33 +51,59 @@ def test_published_vectors_hold_under_another_key() -> None:
     assert [int(one) for one in hashes] == [0x53C516CCE478CAD7, 0x7858F24D2D79B2B2]
 
 
-def test_groups_and_scalar_path_agree_on_random_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["numpy", "numba"])
+def mixing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let few messages be mixed side by side, or by compiled code, however small they are."""
+    monkeypatch.setattr(long_chains, "COMPILED_SIZE_MIN", 0 if request.param == "numba" else 1 << 62)
+    if request.param == "numba":
+        assert long_chains.compiled() is not None, "the extra `rescue` belongs to what tests need"
+    return str(request.param)
+
+
+def test_groups_and_rests_agree_on_random_messages(mixing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(7)
     buffer = random.integers(0, 256, 60_000, dtype=np.uint8)
     starts = random.integers(0, 50_000, 300)
     sizes = np.minimum(random.integers(0, 9_000, 300) // random.integers(1, 40, 300), 60_000 - starts)
     together = highwayhash64(buffer, starts, sizes, KEY)
-    monkeypatch.setattr(highwayhash, "GROUP_COUNT", 37)
-    assert np.array_equal(highwayhash64(buffer, starts, sizes, KEY), together)
-    monkeypatch.setattr(highwayhash, "SCALAR_COUNT_MAX", 10_000)
-    assert np.array_equal(highwayhash64(buffer, starts, sizes, KEY), together)
-    monkeypatch.setattr(highwayhash, "SCALAR_COUNT_MAX", 0)
+    for few_count, group_count in ((8, 37), (10_000, 4096), (0, 4096), (10_000, 10)):
+        monkeypatch.setattr(highwayhash, "FEW_COUNT", few_count)
+        monkeypatch.setattr(highwayhash, "GROUP_COUNT", group_count)
+        assert np.array_equal(highwayhash64(buffer, starts, sizes, KEY), together)
+    monkeypatch.setattr(highwayhash, "FEW_COUNT", 0)
+    monkeypatch.setattr(highwayhash, "LONG_COUNT", 3)
     assert np.array_equal(highwayhash64(buffer, starts, sizes, KEY), together)
 
 
-@pytest.mark.parametrize("scalar_count_max", [0, 8, 10_000])
+def test_batches_under_their_own_keys_have_the_hashes_of_each_alone(mixing: str) -> None:
+    random = np.random.default_rng(13)
+    batches = []
+    for number in range(12):
+        sizes = random.integers(0, 120_000, 1 + number) // random.integers(1, 30, 1 + number)
+        buffer = random.integers(0, 256, int(sizes.sum()) + 5, dtype=np.uint8)
+        batches.append(Batch(buffer, 5 + np.cumsum(sizes) - sizes, sizes, (number, 2, 3, 4)))
+    batches.insert(3, Batch(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64), KEY))
+    for batch, hashes in zip(batches, hash_together(batches), strict=True):
+        each = [
+            highwayhash64(batch.buffer, batch.starts[row : row + 1], batch.sizes[row : row + 1], batch.key)
+            for row in range(len(batch.starts))
+        ]
+        assert hashes.tolist() == [int(one[0]) for one in each]
+
+
+@pytest.mark.parametrize("few_count", [0, 8, 10_000])
 def test_messages_whose_heads_lie_elsewhere_have_the_hash_of_the_whole(
-    scalar_count_max: int, monkeypatch: pytest.MonkeyPatch
+    few_count: int, mixing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(highwayhash, "SCALAR_COUNT_MAX", scalar_count_max)
+    monkeypatch.setattr(highwayhash, "FEW_COUNT", few_count)
     random = np.random.default_rng(11)
-    sizes = np.concatenate((np.arange(MESSAGE_SIZE_MIN, 140), [700, 20, 33]))
+    sizes = np.concatenate((np.arange(MESSAGE_SIZE_MIN, 140), [700, 20, 33, 40_000]))
     starts = np.cumsum(sizes) - sizes
     whole = random.integers(0, 256, int(sizes.sum()), dtype=np.uint8)
     heads = np.stack([whole[at : at + HEAD_SIZE].view("<u8") for at in starts])
     without = whole.copy()
     without[(starts[:, None] + np.arange(HEAD_SIZE)).ravel()] = 0xEE
-    hashes = highwayhash64(without, starts, sizes, KEY, heads)
+    hashes = hash_together([Batch(without, starts, sizes, KEY, heads)])[0]
     assert np.array_equal(hashes, highwayhash64(whole, starts, sizes, KEY))
 
 
