@@ -8,6 +8,7 @@ each, as Kafka's source does it, and of several limits the smallest wins.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -18,7 +19,27 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 
-from storage_core.store.reading.pending import Pending
+
+class Pending(Protocol):
+    """What a stream has for the next batch."""
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def message_count(self) -> int: ...
+
+    @property
+    def byte_count(self) -> int: ...
+
+    @property
+    def block_count(self) -> int: ...
+
+    def end_of_messages(self, count: int) -> int: ...
+
+    def end_of_bytes(self, size: int) -> int: ...
+
+    def end_of_blocks(self, count: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +83,29 @@ def admit(pending: Mapping[str, Pending], limits: Limits) -> dict[str, int]:
     """Return for each stream where the batch ends."""
     ends = {name: waiting.end for name, waiting in pending.items()}
     if limits.message_count is not None:
-        _cut(ends, pending, limits.message_count, lambda waiting: waiting.message_count, Pending.end_of_messages)
+        _cut(
+            ends,
+            pending,
+            limits.message_count,
+            lambda waiting: waiting.message_count,
+            lambda waiting, most: waiting.end_of_messages(most),
+        )
     if limits.byte_size is not None:
-        _cut(ends, pending, limits.byte_size, lambda waiting: waiting.byte_count, Pending.end_of_bytes)
+        _cut(
+            ends,
+            pending,
+            limits.byte_size,
+            lambda waiting: waiting.byte_count,
+            lambda waiting, most: waiting.end_of_bytes(most),
+        )
     if limits.block_count is not None:
-        _cut(ends, pending, limits.block_count, lambda waiting: waiting.block_count, Pending.end_of_blocks)
+        _cut(
+            ends,
+            pending,
+            limits.block_count,
+            lambda waiting: waiting.block_count,
+            lambda waiting, most: waiting.end_of_blocks(most),
+        )
     return ends
 
 

@@ -28,6 +28,7 @@ from datasource.values import (
     parse_time_ns,
     parse_verify,
 )
+from storage_core.live.login import PORT, Login
 from storage_core.suggestions import did_you_mean
 
 Parser = Callable[[str, str], Any]  # of the option's name as it was given, and its text
@@ -102,7 +103,7 @@ def choice_of(*choices: str) -> Kind:
     return Kind(words, lambda option, text: parse_choice(option, text, choices))
 
 
-OPTIONS = (
+OPTIONS: tuple[Option, ...] = (
     Option(
         "path",
         EVERYWHERE,
@@ -110,7 +111,8 @@ OPTIONS = (
         PATHS,
         "required",
         "Volumes of the store, comma-separated, or a JSON list if a path has a comma: any leads to the rest. "
-        "Relative paths start at the driver's folder. Set by `load(p)` and `save(p)`.",
+        "Relative paths start at the driver's folder. Set by `load(p)` and `save(p)`. Or running NATS servers: "
+        "`nats://host:4222`, `tls://host:4222`.",
     ),
     Option("paths", EVERYWHERE, "", PATHS, "", "The same as a list; set by `load([p, q])`.", alias="path"),
     Option(
@@ -405,6 +407,33 @@ OPTIONS = (
     ),
 )
 
+LOGIN = "login"  # the setting of all options that say how to log in to NATS servers; each is a field of it
+_LIVE = "[live NATS](live-nats.md)"
+OPTIONS += tuple(
+    Option(name, EVERYWHERE, LOGIN, kind, default, meaning)
+    for name, kind, default, meaning in (
+        ("natsContext", NAME, "`NATS_CONTEXT`", f"Name or file of a context of the `nats` command, for {_LIVE}."),
+        ("natsCreds", TEXT, "`NATS_CREDS`", "File of credentials (JWT and seed), at the same path on every executor."),
+        ("natsNkey", TEXT, "`NATS_NKEY`", "File with the seed of an nkey, at the same path on every executor."),
+        ("natsUser", SECRET, "`NATS_USER`", "User."),
+        ("natsPassword", SECRET, "`NATS_PASSWORD`", "Password of the user; the environment is the better place."),
+        ("natsToken", SECRET, "`NATS_TOKEN`", "Token, in place of a user; the environment is the better place."),
+        ("natsCert", TEXT, "`NATS_CERT`", "File of the client's certificate."),
+        ("natsKey", TEXT, "`NATS_KEY`", "File of the certificate's key."),
+        ("natsCa", TEXT, "`NATS_CA`", "File of the authorities that the server's certificate is checked against."),
+        ("natsTlsFirst", FLAG, "`false`", "TLS before the server says anything."),
+        ("natsInboxPrefix", TEXT, "`_INBOX`", "Beginning of the subjects that answers come on."),
+        ("natsDomain", TEXT, "", "JetStream domain."),
+        ("natsApiPrefix", TEXT, "`$JS.API`", "Beginning of the subjects of JetStream's API, in place of a domain."),
+    )
+)
+OPTIONS += (
+    Option("nats.host", EVERYWHERE, "", TEXT, "", "With `nats.port`: the server.", alias="path"),
+    Option("nats.stream.name", EVERYWHERE, "", TEXT, "", "", alias="stream"),
+    Option("nats.credential.file", EVERYWHERE, "", TEXT, "", "", alias="natsCreds"),
+)
+_HOST, _PORT = "nats.host", "nats.port"
+
 _BY_NAME = {option.name.lower(): option for option in OPTIONS}
 NAMES = {option.name for option in OPTIONS}
 
@@ -425,7 +454,10 @@ def check_options(options: Mapping[str, str], use: Use) -> CheckedOptions:
     its name and by its alias.
     """
     checked = CheckedOptions()
+    ports = [text for key, text in options.items() if key.lower() == _PORT]
     for key, text in options.items():
+        if key.lower() == _PORT and any(other.lower() == _HOST for other in options):
+            continue
         if use is STREAM_WRITE and key.lower() in SPARKS_OWN:
             continue
         if key.lower().startswith(STORAGE_PREFIX):
@@ -438,6 +470,8 @@ def check_options(options: Mapping[str, str], use: Use) -> CheckedOptions:
         name = option.alias or option.name
         if name in checked:
             raise ValueError(f"options {checked.named[name]!r} and {option.name!r} mean the same: give one of them")
+        if option.name == _HOST:
+            text = f"nats://{text.strip()}:{ports[0].strip() if ports else PORT}"
         checked[name], checked.named[name] = text, option.name
     return checked
 
@@ -447,13 +481,28 @@ def parse_options(checked: CheckedOptions, use: Use, names: Iterable[str] | None
 
     Raises ValueError naming the option at fault.
     """
-    values = {}
+    values: dict[str, Any] = {}
+    login = {}
     for name in checked if names is None else checked.keys() & set(names):
         option = _BY_NAME[name.lower()]
-        values[option.setting] = option.parse_for.get(use, option.kind.parse)(checked.named[name], checked[name])
+        value = option.parse_for.get(use, option.kind.parse)(checked.named[name], checked[name])
+        if option.setting == LOGIN:
+            login[_login_field(name)] = value
+        else:
+            values[option.setting] = value
     if names is None:
-        values["storage"] = checked.storage
+        values["storage"], values[LOGIN] = checked.storage, Login(**login)
     return values
+
+
+def is_of_login(name: str) -> bool:
+    """Return whether an option says how to log in to NATS servers."""
+    return _BY_NAME[name.lower()].setting == LOGIN
+
+
+def _login_field(name: str) -> str:
+    """Return `tls_first` for `natsTlsFirst`."""
+    return re.sub("([A-Z])", r"_\1", name.removeprefix("nats")).lower().strip("_")
 
 
 def _storage_key(option: str, text: str) -> str:

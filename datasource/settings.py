@@ -21,9 +21,11 @@ from datasource.options import (
     CheckedOptions,
     Use,
     check_options,
+    is_of_login,
     parse_options,
 )
 from datasource.values import parse_paths
+from storage_core.live.login import Login, is_live
 from storage_core.paths import is_in_object_store
 
 MESSAGES, LAST, STREAMS, EVENTS = "messages", "last", "streams", "events"
@@ -35,6 +37,19 @@ FOREIGN = (NATS, STAN)
 LOCK_TIMEOUT_S = 60.0
 TRIGGER_DELAY_MAX_S = 900.0
 POLL_INTERVAL_S = 1.0
+
+# What means something for running NATS servers, besides how to log in.
+_LIVE_READS = (
+    *("path", "stream", "subject", "columns", "invalidUtf8", "startingOffsets", "startingTimestamp"),
+    *("startingOffsetsByTimestamp", "minPartitions", "maxRecordsPerPartition", "failOnDataLoss"),
+)
+LIVE_OPTIONS = {
+    READ: (*_LIVE_READS, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "table"),
+    STREAM_READ: (
+        *(*_LIVE_READS, "consumer", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"),
+        *("maxTriggerDelay", "pollInterval"),
+    ),
+}
 
 NO_PATH = (
     "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
@@ -64,6 +79,12 @@ class _AnyReadSettings:
     take_over: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    login: Login = Login()
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether running NATS servers are read."""
+        return is_live(self.paths[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +161,12 @@ class WriteSettings:
     fail_on_changed_batch: bool = True
     lock_timeout_s: float = LOCK_TIMEOUT_S
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    login: Login = Login()
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether running NATS servers are written."""
+        return is_live(self.paths[0])
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "WriteSettings":
@@ -165,10 +192,22 @@ def _checked(options: Mapping[str, str], use: Use) -> CheckedOptions:
     checked = check_options(options, use)
     if not checked.get("path", "").strip():
         raise ValueError(NO_PATH)
+    _check_live(checked, use, is_live(parse_paths("path", checked["path"])[0]))
     if checked.storage and not all(map(is_in_object_store, parse_paths("path", checked["path"]))):
         option = f"{STORAGE_PREFIX}{min(checked.storage)}"
         raise ValueError(f"option {option!r} is for volumes in object stores, such as s3://bucket/shop: leave it out")
     return checked
+
+
+def _check_live(checked: CheckedOptions, use: Use, is_of_servers: bool) -> None:
+    """Raise ValueError for options of running servers where a store is meant, and the other way round."""
+    if is_of_servers and use not in LIVE_OPTIONS:
+        raise ValueError(f"option 'path': {checked['path']} is a running server, for which there are no {use.value}")
+    for name in checked:
+        if is_of_login(name) and not is_of_servers:
+            raise ValueError(f"option {checked.named[name]!r} is for running servers, such as nats://host:4222")
+        if is_of_servers and not is_of_login(name) and name not in LIVE_OPTIONS[use]:
+            raise ValueError(f"option {checked.named[name]!r} is for stores; with {checked['path']} leave it out")
 
 
 def _of_a_write(values: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +221,8 @@ def _check_limits(limits: Limits) -> None:
 
 
 def _check_consumer(checked: Mapping[str, str]) -> None:
+    if checked.get("startingOffsets", "").strip().lower() == CONSUMER and is_live(checked["path"]):
+        raise ValueError("option 'startingOffsets': consumers of running servers only show where a query is")
     if "consumer" in checked:
         return
     if checked.get("startingOffsets", "").strip().lower() == CONSUMER:
@@ -198,7 +239,7 @@ def _check_together(checked: Mapping[str, str], table: str, layout: str) -> None
     if table not in OF_MESSAGES:
         allowed = ["path", "stream", "columns", "table", "layout", "account", "encryptionKey", "lockTimeout"]
         allowed += ["truncateBadEof", "noCrc"] if table in (CONSUMERS, DAMAGE) else []
-        unfit = [name for name in checked if name not in allowed]
+        unfit = [name for name in checked if name not in allowed and not is_of_login(name)]
         if unfit:
             raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
     if table == LAST and "consumer" in checked:
@@ -209,6 +250,8 @@ def _check_together(checked: Mapping[str, str], table: str, layout: str) -> None
     for name in ("truncateBadEof", "noCrc"):
         if layout != STAN and name in checked:
             raise ValueError(f"option {name!r} is for layout=stan only")
+    if is_live(parse_paths("path", checked["path"])[0]) and table not in (MESSAGES, STREAMS, CONSUMERS):
+        raise ValueError(f"option 'table': {table!r} is for stores; running servers have messages, streams, consumers")
     if layout in FOREIGN and any(map(is_in_object_store, parse_paths("path", checked["path"]))):
         raise ValueError(
             f"option 'path': {checked['path']!r} is in an object store; layout={layout} reads local folders"

@@ -86,6 +86,11 @@ def schema(options: Mapping[str, str]) -> StructType:
     if _is_catalogue_table(options):
         return spark_schema(MESSAGE_TYPES)
     settings = _read_settings(options)
+    if settings.is_live:
+        from datasource.live_reader import check_streams
+
+        check_streams(settings)
+        return _offered(settings)
     if isinstance(settings, StreamReadSettings):
         with open_store_of(settings) as store:
             pick_streams(store.streams(), settings.streams)
@@ -151,6 +156,10 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """Return a batch reader of the columns in `schema`, which are the user's choice or those of `schema()`."""
     settings = ReadSettings.parse(options)
     columns = _declared(settings, schema)
+    if settings.is_live:
+        from datasource.live_reader import READERS as LIVE_READERS
+
+        return LIVE_READERS[settings.table](settings, columns)
     if settings.layout in FOREIGN:
         from datasource.foreign_tables import READERS as FOREIGN_READERS
 
@@ -187,6 +196,10 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
         from datasource.refused import RefusedStreamReader
 
         return RefusedStreamReader(error)
+    if settings.is_live:
+        from datasource.live_stream import LiveStreamReader
+
+        return LiveStreamReader(settings, columns)
     from datasource.stream_reader import MessageStreamReader
 
     return MessageStreamReader(settings, columns)
@@ -206,7 +219,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 def _types(settings: ReadSettings | StreamReadSettings) -> Mapping[str, DataType]:
     if isinstance(settings, StreamReadSettings):
         return MESSAGE_TYPES
-    return (FOREIGN_TABLE_TYPES if settings.layout in FOREIGN else TABLE_TYPES)[settings.table]
+    is_foreign = settings.is_live or settings.layout in FOREIGN
+    return (FOREIGN_TABLE_TYPES if is_foreign else TABLE_TYPES)[settings.table]
 
 
 def _is_catalogue_table(options: Mapping[str, str]) -> bool:

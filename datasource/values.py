@@ -5,6 +5,7 @@ import json
 import re
 
 from storage_core import quantities
+from storage_core.live.login import is_live, parse_address
 from storage_core.metadata.config import check_name
 from storage_core.paths import volume_path
 from storage_core.subjects import is_filter, is_literal
@@ -96,13 +97,17 @@ def parse_names(option: str, text: str) -> tuple[str, ...]:
 
 
 def parse_paths(option: str, text: str) -> tuple[str, ...]:
-    """Return absolute paths. `load([p, q])` comes as a JSON list, whose elements may hold commas; other text is split.
+    """Return absolute paths, or addresses of servers.
+
+    `load([p, q])` comes as a JSON list, whose elements may hold commas; other text is split.
 
     Relative paths are resolved where this runs: on the driver.
     """
     listed = _listed(text) or [part.strip() for part in text.split(",")]
     if not all(listed) or text.strip() == "[]":
         raise ValueError(f"option {option!r}: {text!r} holds an empty path")
+    if any(map(is_live, listed)):
+        return tuple(str(parse_address(address, f"option {option!r}")) for address in listed)
     return tuple(volume_path(path, f"option {option!r}") for path in listed)
 
 

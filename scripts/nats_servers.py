@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-VERSIONS = ("2.10.25", "2.12.8")
+VERSIONS = ("2.10.25", "2.11.11", "2.12.8", "2.14.6")
 
 
 def binary(folder: Path, version: str) -> Path:

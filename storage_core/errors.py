@@ -343,6 +343,33 @@ class VolumeAwayError(VolumeFailedError):
 OBJECT_STORE = "object store"  # in place of a file system
 
 
+class ServerError(StorageError):
+    """A NATS server refused a request, or cannot do what was asked."""
+
+    code = "JSTREAM_SERVER"
+    server: str | None = None
+    stream: str | None = None
+    error_code: int | None = None  # of the JetStream API
+
+
+class LoginError(ServerError):
+    """A NATS server refused the login, or a permission."""
+
+    code = "JSTREAM_LOGIN"
+
+
+class ServerAwayError(ServerError):
+    """No NATS server answers: neither lost nor refused. Try again when one does."""
+
+    code = "JSTREAM_SERVER_AWAY"
+
+
+class ProtocolError(ServerError):
+    """What a server sent is not the NATS protocol, or is not a message that was asked for."""
+
+    code = "JSTREAM_PROTOCOL"
+
+
 class UnsuitableFileSystemError(StorageError):
     """The file system does not do what a store needs: use another one."""
 

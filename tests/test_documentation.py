@@ -293,6 +293,18 @@ NOT_RUN = [
     ),
     NotRun("README.md", "pip install", "tests/test_packaging.py installs the wheel", is_shell),
     NotRun(
+        "docs/guide/live-nats.md",
+        "orders = (",
+        "needs running servers; tests/datasource/test_live.py has one",
+        is_python,
+    ),
+    NotRun(
+        "docs/guide/live-nats.md",
+        "query = (",
+        "needs running servers; tests/datasource/test_live_stream.py has one",
+        is_python,
+    ),
+    NotRun(
         "docs/guide/object-stores.md",
         "jstream store create",
         "needs buckets; tests/spark_stream/cli/test_object_stores.py has some",

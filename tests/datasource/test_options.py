@@ -37,7 +37,8 @@ def test_unknown_option_that_is_near_none_is_refused_with_what_is_taken() -> Non
     with pytest.raises(ValueError, match="unknown option 'zzzzzz' of jstream; batch writes take path, paths, stream"):
         check_options({"zzzzzz": "x"}, WRITE)
     with pytest.raises(
-        ValueError, match="batch reads take path, .*lockTimeout; streaming reads also consumerTakeover, max"
+        ValueError,
+        match=r"batch reads take path, .*lockTimeout, .*nats\..*; streaming reads also consumerTakeover, max",
     ):
         check_options({"zzzzzz": "x"}, READ)
 

@@ -1,0 +1,175 @@
+"""Frames of the NATS client protocol, found in chunks of bytes without a step per message.
+
+    MSG <subject> <sid> [reply] <size> CR LF <payload> CR LF
+    HMSG <subject> <sid> [reply] <header size> <size> CR LF <headers> <payload> CR LF
+    INFO <JSON>, PING, PONG, +OK, -ERR '<text>', each ended by CR LF
+
+Every frame ends with a line feed, so a frame can begin only at the start of a chunk or behind a line feed. For every
+such line the finder computes where the next frame would begin if this line began a frame; the frames are then the chain
+of lines from the first one on. The chain is followed by doubling: once the n-th successor of each line is known, n more
+frames follow from n frames at once. A payload may hold whatever looks like frames: no line of it is in the chain.
+
+Source: docs.nats.io, "NATS Client Protocol".
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage_core.errors import ProtocolError
+from storage_core.foreign.arrays import elements
+
+PAYLOAD_SIZE_MAX = 64 * 1024 * 1024  # bytes; what a server can be configured to take at most
+LINE_SIZE_MAX = 1024 * 1024  # bytes of a control line; of INFO, which is the longest, servers send a few KiB
+_MSG, _HMSG = np.frombuffer(b"MSG HMSG", "<u4")
+_VERBS = (b"INFO ", b"PING", b"PONG", b"+OK", b"-ERR")
+_LF, _CR, _SPACE = 10, 13, 32
+_LINE_SIZE_MIN = len(b"MSG s 1 0\r\n")
+_DIGITS_MAX = 19
+_ZEROS, _TO_HIGH_BIT, _HIGH_BITS = (np.uint64(int(byte * 8, 16)) for byte in ("30", "76", "80"))
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The whole frames of a chunk, in order. Places are offsets into it."""
+
+    starts: np.ndarray  # of the control lines
+    line_ends: np.ndarray  # of the control lines, before CR LF
+    is_message: np.ndarray  # MSG or HMSG
+    has_headers: np.ndarray  # HMSG
+    payload_ends: np.ndarray  # before the last CR LF; of other frames the end of the control line
+    end: int  # of the last whole frame
+    wanted: int  # size that the chunk has to have before another frame is whole; 0: not known
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def rows(self, rows: np.ndarray) -> "Frames":
+        """Return some of the frames."""
+        return Frames(
+            self.starts[rows],
+            self.line_ends[rows],
+            self.is_message[rows],
+            self.has_headers[rows],
+            self.payload_ends[rows],
+            self.end,
+            self.wanted,
+        )
+
+
+def find_frames(block: np.ndarray) -> Frames:
+    """Return the frames of a chunk that begins where a frame begins.
+
+    Raises ProtocolError for a line that begins no frame, a size that is none, and a message without its end.
+    """
+    feeds = np.flatnonzero(block == _LF)
+    starts = np.concatenate(([0], feeds[:-1] + 1)) if len(feeds) else feeds
+    is_message, has_headers = _verbs(block, starts)
+    candidates = np.flatnonzero(is_message)
+    sizes, _ = numbers_before(block, feeds[candidates] - 1)
+    sizes[block[feeds[candidates] - 1] != _CR] = -1
+    nexts = feeds + 1
+    nexts[candidates] += sizes + 2
+    successors = np.arange(1, len(feeds) + 1)
+    successors[candidates] = _lines_at(feeds, candidates, nexts[candidates], sizes)
+    chain = _chain(successors)
+    refused = chain[is_message[chain]]
+    place = np.searchsorted(candidates, refused)
+    refused = refused[(sizes[place] < 0) | (sizes[place] > PAYLOAD_SIZE_MAX)]
+    if len(refused):
+        raise ProtocolError(f"no size at the end of {_line(block, starts[refused[0]], feeds[refused[0]])!r}")
+    wanted = 0
+    if len(chain) and nexts[chain[-1]] > len(block):
+        wanted, chain = int(nexts[chain[-1]]), chain[:-1]
+    ends = nexts[chain]
+    _check_ends(block, starts[chain], feeds[chain], ends, is_message[chain])
+    end = int(ends[-1]) if len(ends) else 0
+    if not wanted and len(block) - end > LINE_SIZE_MAX:
+        raise ProtocolError(f"a control line of more than {LINE_SIZE_MAX} bytes: {bytes(block[end : end + 80])!r}")
+    return Frames(starts[chain], feeds[chain] - 1, is_message[chain], has_headers[chain], ends - 2, end, wanted)
+
+
+def _verbs(block: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which lines begin as a message does, and which of these as one with headers."""
+    words = elements(block, "<u4")
+    fitting = starts[: np.searchsorted(starts, len(block) - _LINE_SIZE_MIN, side="right")]
+    verbs = words[fitting]
+    with_headers = (verbs == _HMSG) & (block[fitting + 4] == _SPACE)
+    is_message, has_headers = np.zeros(len(starts), bool), np.zeros(len(starts), bool)
+    is_message[: len(fitting)] = (verbs == _MSG) | with_headers
+    has_headers[: len(fitting)] = with_headers
+    return is_message, has_headers
+
+
+def _lines_at(feeds: np.ndarray, lines: np.ndarray, nexts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return which line begins where the frame of each line ends; the number of lines where none does."""
+    successors = lines + 2  # where the payload has no line feed
+    near = np.minimum(lines + 1, len(feeds) - 1)
+    others = np.flatnonzero(feeds[near] != nexts - 1)
+    at = np.searchsorted(feeds, nexts[others] - 1)
+    is_there = (at < len(feeds)) & (feeds[np.minimum(at, len(feeds) - 1)] == nexts[others] - 1)
+    successors[others] = np.where(is_there & (sizes[others] >= 0), at + 1, len(feeds))
+    return np.asarray(np.minimum(successors, len(feeds)))
+
+
+def _chain(successors: np.ndarray) -> np.ndarray:
+    """Return the lines that follow from the first one, in order; a successor beyond the last line ends the chain."""
+    count = len(successors)
+    if not count:
+        return successors
+    chain, jumps = np.zeros(1, np.int64), np.append(successors, count)
+    while chain[-1] < count:
+        chain = np.concatenate((chain, jumps[chain]))
+        jumps = jumps[jumps]
+    return np.asarray(chain[: np.searchsorted(chain, count)])
+
+
+def _check_ends(
+    block: np.ndarray, starts: np.ndarray, feeds: np.ndarray, ends: np.ndarray, is_message: np.ndarray
+) -> None:
+    """Raise ProtocolError for a frame of no known kind, and for one that does not end with CR LF."""
+    broken = np.flatnonzero((block[ends - 2] != _CR) | (block[ends - 1] != _LF))
+    if len(broken):
+        at = broken[0]
+        raise ProtocolError(f"no CR LF at the end of the frame {_line(block, starts[at], feeds[at])!r}")
+    for at in np.flatnonzero(~is_message):
+        line = _line(block, starts[at], feeds[at])
+        if not line.upper().startswith(_VERBS):
+            raise ProtocolError(f"the line {line!r} is none of the NATS protocol")
+
+
+def _line(block: np.ndarray, start: int, feed: int) -> bytes:
+    return block[start : min(feed + 1, start + 200)].tobytes()
+
+
+def numbers_before(block: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the whole numbers whose digits end before each place, and where their digits begin; -1: no number.
+
+    Eight digits at a time: of a word of eight bytes the digits are the bytes behind the last one that is none, and
+    three multiplications add them up, pairs first.
+    """
+    words = elements(block, "<u8")
+    values, digit_counts = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)
+    rows, scale = np.arange(len(ends)), 1
+    while len(rows) and scale < 10**_DIGITS_MAX:
+        places = ends[rows] - digit_counts[rows] - 8
+        inside = places >= 0
+        if not inside.all():
+            digit_counts[rows[~inside]] = _DIGITS_MAX + 1
+            rows, places = rows[inside], places[inside]
+        digits = words[places] ^ _ZEROS
+        others = ((digits + _TO_HIGH_BIT) | digits) & _HIGH_BITS
+        # The exponent of a float is the highest bit: bit 63 is the last byte, which leaves no digits.
+        counts = (64 - np.frexp(others.astype(np.float64))[1].astype(np.int64)) >> 3
+        shifts = ((8 - counts) << 3).astype(np.uint64)
+        has_digits = counts > 0
+        digits = np.where(has_digits, digits >> shifts << shifts, np.uint64(0))
+        digits = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
+        digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+        digits = (digits * np.uint64(10_000) + (digits >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
+        values[rows] += digits.astype(np.int64) * scale
+        digit_counts[rows] += counts
+        rows, scale = rows[counts == 8], scale * 10**8
+    wrong = (digit_counts == 0) | (digit_counts > _DIGITS_MAX)
+    values[wrong | (values < 0)] = -1
+    return values, ends - digit_counts
