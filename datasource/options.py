@@ -370,6 +370,22 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("batchId", (WRITE,), "batch_id", TEXT, "", "Batch of `writerId`."),
     Option(
+        "exactlyOnce",
+        WRITES,
+        "exactly_once",
+        choice_of("marker", "atomic", "msgid", "none"),
+        "the first that server and stream can do",
+        "What keeps rows from being stored twice in a [running server](live-nats.md#writing).",
+    ),
+    Option(
+        "markerSubject",
+        WRITES,
+        "marker_subject",
+        Kind("subject", parse_subject),
+        "`jstream.marker` below the stream's shortest subject with `>`",
+        "Where `exactlyOnce=marker` says how far each writer has come.",
+    ),
+    Option(
         "takeOver",
         EVERYWHERE,
         "take_over",
@@ -495,9 +511,9 @@ def parse_options(checked: CheckedOptions, use: Use, names: Iterable[str] | None
     return values
 
 
-def is_of_login(name: str) -> bool:
-    """Return whether an option says how to log in to NATS servers."""
-    return _BY_NAME[name.lower()].setting == LOGIN
+def is_of_servers(name: str) -> bool:
+    """Return whether an option is for running NATS servers alone."""
+    return _BY_NAME[name.lower()].setting in (LOGIN, "exactly_once", "marker_subject")
 
 
 def _login_field(name: str) -> str:

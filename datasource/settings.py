@@ -21,7 +21,7 @@ from datasource.options import (
     CheckedOptions,
     Use,
     check_options,
-    is_of_login,
+    is_of_servers,
     parse_options,
 )
 from datasource.values import parse_paths
@@ -49,6 +49,8 @@ LIVE_OPTIONS = {
         *(*_LIVE_READS, "consumer", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"),
         *("maxTriggerDelay", "pollInterval"),
     ),
+    WRITE: ("path", "stream", "subject", "writerId", "batchId"),
+    STREAM_WRITE: ("path", "stream", "subject", "writerId"),
 }
 
 NO_PATH = (
@@ -158,6 +160,8 @@ class WriteSettings:
     writer_id: str | None = None
     batch_id: str | None = None
     take_over: bool = False
+    exactly_once: str | None = None
+    marker_subject: str | None = None
     fail_on_changed_batch: bool = True
     lock_timeout_s: float = LOCK_TIMEOUT_S
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
@@ -199,14 +203,12 @@ def _checked(options: Mapping[str, str], use: Use) -> CheckedOptions:
     return checked
 
 
-def _check_live(checked: CheckedOptions, use: Use, is_of_servers: bool) -> None:
+def _check_live(checked: CheckedOptions, use: Use, has_servers: bool) -> None:
     """Raise ValueError for options of running servers where a store is meant, and the other way round."""
-    if is_of_servers and use not in LIVE_OPTIONS:
-        raise ValueError(f"option 'path': {checked['path']} is a running server, for which there are no {use.value}")
     for name in checked:
-        if is_of_login(name) and not is_of_servers:
+        if is_of_servers(name) and not has_servers:
             raise ValueError(f"option {checked.named[name]!r} is for running servers, such as nats://host:4222")
-        if is_of_servers and not is_of_login(name) and name not in LIVE_OPTIONS[use]:
+        if has_servers and not is_of_servers(name) and name not in LIVE_OPTIONS[use]:
             raise ValueError(f"option {checked.named[name]!r} is for stores; with {checked['path']} leave it out")
 
 
@@ -239,7 +241,7 @@ def _check_together(checked: Mapping[str, str], table: str, layout: str) -> None
     if table not in OF_MESSAGES:
         allowed = ["path", "stream", "columns", "table", "layout", "account", "encryptionKey", "lockTimeout"]
         allowed += ["truncateBadEof", "noCrc"] if table in (CONSUMERS, DAMAGE) else []
-        unfit = [name for name in checked if name not in allowed and not is_of_login(name)]
+        unfit = [name for name in checked if name not in allowed and not is_of_servers(name)]
         if unfit:
             raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
     if table == LAST and "consumer" in checked:

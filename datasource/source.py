@@ -55,6 +55,7 @@ from datasource.store_opening import open_foreign_store, open_store_of
 from storage_core import Store
 
 if TYPE_CHECKING:
+    from datasource.live_writer import LiveStreamWriter
     from datasource.stream_writer import StreamWriter
 
 ParserOf = Callable[[Mapping[str, str]], ReadSettings | StreamReadSettings]
@@ -178,9 +179,14 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
 @shows_code
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
     """Return a batch writer; a new transaction begins with it."""
+    settings = WriteSettings.parse(options)
+    if settings.is_live:
+        from datasource.live_writer import LiveBatchWriter
+
+        return LiveBatchWriter(settings, schema, overwrite)
     from datasource.writer import BatchWriter
 
-    return BatchWriter(WriteSettings.parse(options), schema, overwrite)
+    return BatchWriter(settings, schema, overwrite)
 
 
 @shows_code
@@ -206,14 +212,22 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
 
 @shows_code
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter":
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter | LiveStreamWriter":
     """Return a writer of one batch of a streaming query: for its tasks, or for its commit, which begins nothing."""
-    from datasource.stream_writer import StreamWriter
-
-    made = StreamWriter(WriteSettings.parse_streaming(options), schema, overwrite)
+    made = _stream_writer(WriteSettings.parse_streaming(options), schema, overwrite)
     if SINK_WORKER not in sys.modules:
         made.begin()
     return made
+
+
+def _stream_writer(settings: WriteSettings, schema: StructType, overwrite: bool) -> "StreamWriter | LiveStreamWriter":
+    if settings.is_live:
+        from datasource.live_writer import LiveStreamWriter
+
+        return LiveStreamWriter(settings, schema, overwrite)
+    from datasource.stream_writer import StreamWriter
+
+    return StreamWriter(settings, schema, overwrite)
 
 
 def _types(settings: ReadSettings | StreamReadSettings) -> Mapping[str, DataType]:

@@ -74,7 +74,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Stage the rows of one partition; called on an executor, once for each attempt of its task."""
         if self.transaction is None:
             raise RequirementError("the writer of this task was made for a commit: nothing was begun that it may write")
-        query_id, batch_id, run_id = (_local_property(name) for name in (QUERY_ID, BATCH_ID, RUN_ID))
+        query_id, batch_id, run_id = (local_property(name) for name in (QUERY_ID, BATCH_ID, RUN_ID))
         partition = partition_id()
         blocks = stage(self.transaction, self.settings, partition, iterator, has_writer=True)
         used = {block.stream for block in blocks} if self.settings.stream is None else {self.settings.stream}
@@ -127,7 +127,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return WriterBatch(self.settings.writer_id or query, batch, query, run, any_content)
 
 
-def _local_property(name: str) -> str:
+def local_property(name: str) -> str:
     """Return what Spark tells a task of its query."""
     context = TaskContext.get()
     value = context.getLocalProperty(name) if context is not None else None

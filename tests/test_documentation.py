@@ -305,6 +305,12 @@ NOT_RUN = [
         is_python,
     ),
     NotRun(
+        "docs/guide/live-nats.md",
+        'orders.select("subject"',
+        "needs running servers; tests/datasource/test_live_writer.py has one",
+        is_python,
+    ),
+    NotRun(
         "docs/guide/object-stores.md",
         "jstream store create",
         "needs buckets; tests/spark_stream/cli/test_object_stores.py has some",

@@ -97,8 +97,8 @@ def test_login_is_kept_and_not_shown() -> None:
 
 
 def test_what_running_servers_do_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="running server, for which there are no"):
-        WriteSettings.parse({"path": "nats://a", "stream": "A"})
+    with pytest.raises(ValueError, match="'exactlyOnce' is for running servers"):
+        WriteSettings.parse({"path": "/a", "stream": "A", "exactlyOnce": "none"})
     with pytest.raises(ValueError, match="'maxFilesPerTrigger' is for stores"):
         StreamReadSettings.parse({"path": "nats://a", "stream": "A", "maxFilesPerTrigger": "1"})
     with pytest.raises(ValueError, match="consumers of running servers only show"):
