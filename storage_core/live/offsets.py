@@ -11,7 +11,7 @@ nanosecond, of the messages that its last batches ended with. A message that has
     the same    at or behind it     holds, or was removed                     at the position
     and then    first sequence behind the position            gone            at the first message
 
-What an anchor cannot tell, since its message was removed, counts as unchanged.
+Of an anchor whose message was removed nothing is known: the one before it is asked.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,10 +72,8 @@ def compare(position: Position, info: StreamInfo, time_of: TimeOf) -> Finding | 
         begun = _begun(info.created, info.first_sequence)
         return Finding(MADE_AGAIN, 1, position.sequence, begun, reason)
     went_back = info.next_sequence < position.sequence
-    if went_back or not _holds(position.anchors[:1], info, time_of):
-        kept = [at for at in range(len(position.anchors)) if _holds(position.anchors[at : at + 1], info, time_of)]
-        kept = [at for at in kept if position.anchors[at][0] < info.next_sequence]
-        anchors = position.anchors[kept[0] :] if kept else ()
+    if went_back or _is_rewritten(position.anchors, info, time_of):
+        anchors = _still_held(position.anchors, info, time_of)
         shared = anchors[0][0] + 1 if anchors else info.first_sequence
         target = max(info.first_sequence, min(shared, info.next_sequence))
         what = "has lost its end" if went_back else "has lost its end, and other messages have those sequences now"
@@ -99,12 +97,23 @@ def _begun(created: str, sequence: int, anchors: tuple[Anchor, ...] = ()) -> Pos
     return Position(created, sequence, anchors, begin=sequence)
 
 
-def _holds(anchors: tuple[Anchor, ...], info: StreamInfo, time_of: TimeOf) -> bool:
-    """Return whether an anchor's message is as it was; also if it was removed, or there is none."""
+def _is_rewritten(anchors: tuple[Anchor, ...], info: StreamInfo, time_of: TimeOf) -> bool:
+    """Return whether the newest anchor whose message is there has another time."""
     for sequence, time_ns in anchors:
-        if sequence >= info.first_sequence and time_of(sequence) not in (None, time_ns):
+        if sequence < info.first_sequence:
             return False
-    return True
+        now_ns = time_of(sequence)
+        if now_ns is not None:
+            return now_ns != time_ns
+    return False
+
+
+def _still_held(anchors: tuple[Anchor, ...], info: StreamInfo, time_of: TimeOf) -> tuple[Anchor, ...]:
+    """Return the anchors from the newest one on whose message is as it was, or is before all that the stream has."""
+    for at, (sequence, time_ns) in enumerate(anchors):
+        if sequence < info.first_sequence or (sequence < info.next_sequence and time_of(sequence) == time_ns):
+            return anchors[at:]
+    return ()
 
 
 # --- as JSON

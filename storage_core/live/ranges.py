@@ -83,7 +83,7 @@ def read_range(servers: Servers, part: Range, on_loss: OnLoss) -> Iterator[Messa
                         retries.progressed()
                         yield _matching(messages, part.subjects)
                 position = part.end
-                if gaps.finish():
+                if gaps.finish() and not info.is_for_consumers:
                     info = stream_info(connection, part.stream)
                     _check_created(info, part)
                     gaps.settle(info, on_loss)

@@ -59,9 +59,11 @@ def test_older_copy_of_the_files_is_recognised_also_when_it_has_grown_over(tmp_p
             fill(connection, "A", numbered("A", 200, 900))
             assert outcome(connection, position) == (REWRITTEN, 201, 351, 201)
             connection.request("STREAM.MSG.DELETE", "A", body={"seq": 350})
-            assert finding(connection, position) is None  # the proof is gone, which is not the same as a proof
-            alone = Position(position.created, 301, position.anchors[1:2])
-            assert outcome(connection, alone) == (REWRITTEN, 1, 301, 1)
+            assert outcome(connection, position) == (REWRITTEN, 201, 351, 201)  # by the anchor before it
+            connection.request("STREAM.MSG.DELETE", "A", body={"seq": 300})
+            assert finding(connection, position) is None  # the proof is gone, and what is left holds
+            alone = Position(position.created, 352, ((351, 1),))
+            assert outcome(connection, alone) == (REWRITTEN, 1, 352, 1)
 
 
 def test_purge_deletes_and_a_stream_made_again_are_told_apart(any_server: LiveServer) -> None:
@@ -72,8 +74,8 @@ def test_purge_deletes_and_a_stream_made_again_are_told_apart(any_server: LiveSe
         for sequence in (15, 20, 21, 22):
             connection.request("STREAM.MSG.DELETE", "A", body={"seq": sequence})
         assert finding(connection, position) is None
-        connection.request("STREAM.PURGE", "A", body={"seq": 21})
-        assert outcome(connection, position) == (GONE, 21, 23, 23)
+        connection.request("STREAM.PURGE", "A", body={"seq": 31})
+        assert outcome(connection, position) == (GONE, 21, 31, 31)
         connection.request("STREAM.PURGE", "A")
         assert outcome(connection, position) == (GONE, 21, 101, 101)
         assert outcome(connection, Position(position.created, 101)) is None
