@@ -221,20 +221,23 @@ class OpenStore:
         staged: "Sequence[StagedBlock]",
         writer: "WriterBatch | None" = None,
         overwrite: Sequence[str] = (),
+        if_refused: Callable[[], None] | None = None,
     ) -> "CommitResult":
         """Make the staged blocks part of their streams: all of them, durably, when this returns.
 
-        `overwrite`: streams whose messages so far are removed in the same step. A (writer, batch) that was committed
-        before gives the same result again and stores nothing. Raises TransactionAbortedError, FencedError,
-        RequirementError (a block is not on a majority of its stream's placement any more), StaleIncarnationError;
-        OutcomeUnknownError if the disks failed in between.
+        `overwrite`: streams whose messages so far are removed in the same step. `if_refused`: done before this raises,
+        if the append was refused before anything was written: nobody will ever name the blocks. A (writer, batch) that
+        was committed before gives the same result again and stores nothing. Raises TransactionAbortedError,
+        FencedError, RequirementError (a block is not on a majority of its stream's placement any more),
+        StaleIncarnationError; OutcomeUnknownError if the disks failed in between.
         """
         from storage_core.store.writing import appends
 
         return self._commits.run(
             lambda session: appends.commit(
                 session, transaction, staged, writer, overwrite, self._window, self._limits, self._subjects, self._env
-            )
+            ),
+            if_refused,
         )
 
     def abort(self, transaction: "Transaction") -> bool:

@@ -146,13 +146,14 @@ class Stream:
             stager.discard()
             raise
         try:
-            result = self._store.commit(transaction, staged, writer)
+            result = self._store.commit(transaction, staged, writer, if_refused=stager.discard)
         except (StoreBusyError, DiskFullError, NoQuorumError, OutdatedTransaction):
             # Nothing was stored, and asking would meet the same once more.
             stager.discard()
             raise
         except BaseException as error:
-            self._give_up(transaction, error)
+            if not stager.is_discarded:
+                self._give_up(transaction, error)
             raise
         return result.appended.get(self.name)
 

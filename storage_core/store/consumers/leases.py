@@ -277,6 +277,10 @@ class Leases:
             if held is not None:
                 self._observed[name] = held, self._env.monotonic()
 
+    def give_back(self, purpose: str) -> None:
+        """Give one lease back. Never raises: what cannot be given back expires."""
+        self._release([purpose])
+
     def has_lost(self, purpose: str) -> bool:
         """Return whether a renewal has found that somebody else owns this purpose by now."""
         return purpose in self._names.lost

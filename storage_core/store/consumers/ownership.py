@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -123,13 +124,13 @@ class Ownership:
     def renew(self) -> None:
         """Own nothing: a forked child is another process, and its locks are closed already."""
         self._owned: dict[tuple[bytes, str, int], ConsumerLock] = {}  # by all of it but the generation
-        self._locks: list[Lock] = []
+        self._locks: dict[ConsumerLock, list[Lock]] = {}
         if self._leases is not None:
             self._leases.forget()
 
     def close(self) -> None:
         """Let go of everything."""
-        self._release(self._locks)
+        self._release(lock for acquired in self._locks.values() for lock in acquired)
         if self._leases is not None:
             self._leases.close()
         self.renew()
@@ -184,11 +185,20 @@ class Ownership:
                 self.own_new(stream, consumer)
         return True
 
-    def own_new(self, stream: StreamState, consumer: ConsumerState) -> None:
+    def own_new(self, stream: StreamState, consumer: ConsumerState) -> ConsumerLock:
         """Own a consumer that was made in the session that goes on; raises StoreBusyError."""
-        owner = self._lock(consumer_lock_of(stream, consumer))
+        consumer_lock = consumer_lock_of(stream, consumer)
+        owner = self._lock(consumer_lock)
         if owner:
             raise _busy(stream, consumer, owner)
+        return consumer_lock
+
+    def disown(self, consumer_lock: ConsumerLock) -> None:
+        """Let go of what was owned for a change of the metadata that did not come about."""
+        self._owned.pop(_key(consumer_lock), None)
+        self._release(self._locks.pop(consumer_lock, ()))
+        if self._leases is not None:
+            self._leases.give_back(consumer_lock.purpose)
 
     def _take(
         self, session: Session, taken_from: Mapping[tuple[bytes, str], _Former]
@@ -209,8 +219,10 @@ class Ownership:
                 held = self._leases.look(consumer_lock.lease)
                 raise _busy(stream, consumer, str(held) if held is not None else "one that has just begun")
             consumer_lock = replace(consumer_lock, generation=consumer_lock.generation + 1)
-            if self._leases is None and (busy := self._lock(consumer_lock)):
-                raise _busy(stream, consumer, busy)
+            if self._leases is None:
+                if busy := self._lock(consumer_lock):
+                    raise _busy(stream, consumer, busy)
+                session.if_taken_back(partial(self.disown, consumer_lock))
             reason = "another query reads as it from now on, as option consumerTakeover says"
             if former.is_dead:
                 reason = f"another query reads as it from now on: it gave no sign of life for {EXPIRES_S:g} s, or ended"
@@ -263,7 +275,7 @@ class Ownership:
         if owner:
             self._release(acquired)
             return owner
-        self._locks.extend(acquired)
+        self._locks[consumer_lock] = acquired
         self._owned[_key(consumer_lock)] = consumer_lock
         return ""
 

@@ -12,6 +12,7 @@ whatever batch is finished moves it up, one entry of the log for all streams. Su
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from storage_core.errors import DataLossError, OtherHostError, ReadOnlyError, StorageError
 from storage_core.metadata.commands import (
@@ -135,7 +136,8 @@ class QueryReader:
         session.propose(AddConsumer(stream.incarnation, config, start.sequence, start))
         if self._ownership is not None:
             made = self._store.stream_state(stream.name, session.state)
-            self._ownership.own_new(made, made.consumers[self._consumer.casefold()])
+            owned = self._ownership.own_new(made, made.consumers[self._consumer.casefold()])
+            session.if_taken_back(partial(self._ownership.disown, owned))
 
     # --- where a query begins
 

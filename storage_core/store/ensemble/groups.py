@@ -1,7 +1,7 @@
 """Group commit: commits of several threads that wait for the same locks are written together, by one of them.
 
 Whoever gets the mutex takes along all that wait: one session and one round of fsyncs for all. Each still succeeds or is
-refused on its own.
+refused on its own, and one that is refused leaves nothing in the round.
 """
 
 import copy
@@ -28,6 +28,7 @@ class _Job(Generic[T]):
         self.call = call
         self.result: T
         self.error: Exception | None = None  # of this job alone: no other thread raises the same object
+        self.is_refused = False  # by the call itself: nothing of it was written anywhere
         self.is_done = False
 
 
@@ -45,9 +46,10 @@ class CommitGroups:
         self._queue = threading.Lock()
         self._leading = threading.Lock()
 
-    def run(self, call: Callable[[Session], T]) -> T:
+    def run(self, call: Callable[[Session], T], if_refused: Callable[[], None] | None = None) -> T:
         """Return what `call` returns or raise what it raises, done within a session that other threads may share.
 
+        `if_refused`: done before this raises what `call` raised: nothing of it was written then, and nothing will be.
         What goes wrong after the round was committed is logged, not raised: the commit was acked. A thread that is
         interrupted leaves the commits of the others to them; `call` is then called again.
         """
@@ -63,6 +65,8 @@ class CommitGroups:
                 self._waiting = [waiting for waiting in self._waiting if waiting is not job]
             raise
         if job.error is not None:
+            if job.is_refused and if_refused is not None:
+                if_refused()
             raise job.error
         return job.result
 
@@ -77,7 +81,6 @@ class CommitGroups:
                     with self._session() as session:
                         with session.group():
                             for job in jobs:
-                                job.error = None
                                 _try(job, session)
                             is_written = True  # or not: from here on the disks know
                         is_committed = True
@@ -113,11 +116,12 @@ class CommitGroups:
 
 
 def _try(job: _Job[object], session: Session) -> None:
+    job.error, job.is_refused = None, False
     try:
-        with translated(session.label):
+        with session.savepoint(), translated(session.label):
             job.result = job.call(session)
     except Exception as error:
-        job.error = error
+        job.error, job.is_refused = error, True
 
 
 def _another(error: Exception) -> Exception:

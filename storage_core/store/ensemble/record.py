@@ -1,12 +1,18 @@
-"""What a session goes by: a record that is never changed, only swapped whole, and the commands that move it."""
+"""What a session goes by: a record that is never changed, only swapped whole, and the commands that move it.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+Whatever depends on entries that are not written yet is in the record, caches' updates as well: so a record that is put
+back takes back all of it, and nothing outlives the attempt that made it.
+"""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from storage_core.frozen import replace
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Envelope
 from storage_core.metadata.state import StoreState
 from storage_core.raft.entry import Entry
+from storage_core.store.ensemble.known import Leadership
 from storage_core.store.ensemble.view import View
 
 
@@ -47,6 +53,10 @@ class Record:
     staged: tuple[Entry, ...] = ()  # made, applied to the view, and not written yet
     frees: bool = False  # what is staged makes room: it may use the reserves
     leaves: int = 0  # and has to leave so many bytes of each
+    candidacy: Leadership | None = None  # under which it is made; its vote may still have to be written
+    cache_updates: tuple[Callable[[], None], ...] = ()  # due when what is staged is committed
+    undo_steps: tuple[Callable[[], None], ...] = ()  # due when it is taken back, and is nowhere
+    follow_ups: tuple[Callable[[], object], ...] = ()  # commands for a round of their own, which may fail
 
     def without(self, volume_id: bytes) -> "Record":
         """Return the record of a session that writes this volume no more."""
@@ -56,4 +66,23 @@ class Record:
     def back_to(self, before: "Record") -> "Record":
         """Return what was before, but for volumes that were left out since: who counts is decided by its voters."""
         members = tuple(member for member in before.members if member in self.members)
-        return replace(before, members=members, voting=before.voting.intersection(members), retiring=self.retiring)
+        known = self.view.positions
+        positions = {volume_id: at for volume_id, at in before.view.positions.items() if volume_id in known}
+        return replace(
+            before,
+            view=replace(before.view, positions=positions),
+            members=members,
+            voting=before.voting.intersection(members),
+            retiring=self.retiring,
+        )
+
+    def on_top_of(self, base: "Record") -> "Record":
+        """Return the same staged entries after `base` wrote something before the first of them: a vote."""
+        members = tuple(member for member in self.members if member in base.members)
+        return replace(
+            self,
+            view=replace(self.view, positions=base.view.positions, term_seen=base.view.term_seen),
+            members=members,
+            voting=self.voting.intersection(members),
+            retiring=base.retiring,
+        )

@@ -345,7 +345,7 @@ class Session:
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
         self._see(positions=positions, term_seen=leadership.term, durable=durable)
         self._memory.lead(leadership)
-        self._write(self._apply(NoOp(), leadership), frees)
+        self._write(self._apply(NoOp(), leadership), leadership, frees)
         for volume in self.writable:
             if not decision.statuses[volume.volume_id].in_step:
                 self._make_directories(volume)
@@ -370,15 +370,11 @@ class Session:
         """
         is_ack = isinstance(command, Acknowledge)
         frees = frees or is_ack or isinstance(command, FREEING)
-        leaves = max(self._now.leaves if self._now.staged else 0, ACKNOWLEDGE_LEAVES if is_ack else 0)
-        self._now = replace(self._now, leaves=leaves)
         leadership = self._leadership()
         change = self._apply(command, leadership)
         if change.changes_nothing:
             return change.outcome()
-        if self._memory.known.leadership is None:
-            self._campaign(leadership, frees)
-        self._stage(change, frees)
+        self._stage(change, leadership, frees, ACKNOWLEDGE_LEAVES if is_ack else 0)
         if not self._grouping:
             self._flush()
             self._wrote = True
@@ -389,14 +385,12 @@ class Session:
     def group(self) -> Iterator[None]:
         """Write the commands that are proposed within as one: one round of fsyncs for all of them.
 
-        Their results hold when this ends. If it raises, none of them was acked.
+        Their results hold when this ends. If it raises, none of them was acked; if the block does, nothing was written.
         """
         self._grouping = True
         try:
-            yield
-        except BaseException:
-            self._take_back()
-            raise
+            with self.savepoint():
+                yield
         finally:
             self._grouping = False
         if self._now.staged:
@@ -406,6 +400,65 @@ class Session:
         elif self._is_assumed:
             self._confirm()
         self._is_assumed = False
+        follow_ups = self._now.follow_ups
+        self._now = replace(self._now, follow_ups=())
+        for work in follow_ups:
+            self._follow_up(work)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Take back what is proposed within a group's block if the block raises: entries, caches' updates and all."""
+        assert self._grouping, "what is written at once cannot be taken back"
+        before = self._now
+        try:
+            yield
+        except BaseException:
+            undo_steps = self._now.undo_steps[len(before.undo_steps) :]
+            self._now = self._now.back_to(before)
+            self._undo(undo_steps)
+            raise
+
+    def _undo(self, steps: Sequence[Callable[[], None]]) -> None:
+        for undo in reversed(steps):
+            try:
+                undo()
+            except (StorageError, OSError) as error:
+                logger.warning("%s: what a change that was taken back has left stays: %s", self.label, error)
+
+    def when_committed(self, update: Callable[[], None]) -> None:
+        """Update a cache once what is staged is committed, at once if nothing is; never if it is taken back."""
+        if self._now.staged:
+            self._now = replace(self._now, cache_updates=(*self._now.cache_updates, update))
+        else:
+            update()
+
+    def if_taken_back(self, undo: Callable[[], None]) -> None:
+        """Do this if what is staged is taken back, and nothing of it is anywhere."""
+        if self._grouping:
+            self._now = replace(self._now, undo_steps=(*self._now.undo_steps, undo))
+
+    def follow_up(self, work: Callable[[], object]) -> None:
+        """Do this after the group's round, if that succeeds: what is done stays done if this fails, which is logged."""
+        if self._grouping:
+            self._now = replace(self._now, follow_ups=(*self._now.follow_ups, work))
+        else:
+            self._follow_up(work)
+
+    def _follow_up(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            logger.warning("%s: what was to follow a commit was not done: %s", self.label, error)
+
+    @property
+    def cache_updates(self) -> tuple[Callable[[], None], ...]:
+        """What caches do not know yet of what is staged, in its order."""
+        return self._now.cache_updates
+
+    @property
+    def committed(self) -> StoreState:
+        """The state without what is staged: nothing takes it back."""
+        return (self._written if self._now.staged else self._now).view.state
 
     def _confirm(self) -> None:
         """Raise SupersededError if others have led since this process did: what was found out here may not hold."""
@@ -450,28 +503,28 @@ class Session:
 
     def _leadership(self) -> Leadership:
         """Return this process's leadership; if it leads no more, that for which it campaigns next."""
-        return self._memory.known.leadership or self._new_leadership(self.view.term_seen)
+        candidacy = self._now.candidacy if self._now.staged else None
+        return candidacy or self._memory.known.leadership or self._new_leadership(self.view.term_seen)
 
     def _new_leadership(self, term_seen: int) -> Leadership:
         return Leadership(next_term([term_seen]), self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
 
-    def _campaign(self, leadership: Leadership, frees: bool = False) -> None:
+    def _campaign(self, leadership: Leadership, frees: bool, leaves: int) -> None:
         """Open a new term: the vote is durable on a majority before any entry of the term is written."""
         view = self.view
         positions = self._on_members(
-            lambda volume_id: _appending(view, volume_id, [leadership.vote]), "vote", self._room(frees)
+            lambda volume_id: _appending(view, volume_id, [leadership.vote]), "vote", Room(leaves) if frees else None
         )
         self._see(positions=positions, term_seen=leadership.term)
         self._memory.lead(leadership)
 
-    def _write(self, change: Change, frees: bool = False) -> None:
-        self._stage(change, frees)
+    def _write(self, change: Change, leadership: Leadership, frees: bool = False) -> None:
+        self._stage(change, leadership, frees)
         self._flush()
 
-    def _stage(self, change: Change, frees: bool) -> None:
-        """Make a command the next entry, and the state that after it; nothing is written yet."""
-        leadership, record = self._memory.known.leadership, self._now
-        assert leadership is not None
+    def _stage(self, change: Change, leadership: Leadership, frees: bool, leaves: int = 0) -> None:
+        """Make a command the next entry, and the state that after it; nothing is written yet, not even a vote."""
+        record = self._now
         before = record.view
         payload = encode_envelope(change.envelope)
         if len(payload) > PAYLOAD_SIZE_MAX:
@@ -501,18 +554,28 @@ class Session:
             voting=voting,
             staged=(*record.staged, entry),
             frees=frees and (record.frees or not record.staged),
+            leaves=max(leaves, record.leaves if record.staged else 0),
+            candidacy=leadership,
         )
 
     def _flush(self) -> None:
-        """Append the staged entries to every member, fsync them, and move the commit records."""
-        record, before = self._now, self._written.view
-        entries, last = record.staged, record.staged[-1]
+        """Append the staged entries to every member, fsync them, and move the commit records.
+
+        Then, and nowhere else, caches learn what was staged.
+        """
         try:
+            if self._memory.known.leadership is None:
+                self._open_term()
+            record, before = self._now, self._written.view
+            entries, last = record.staged, record.staged[-1]
             positions = self._on_members(
                 lambda volume_id: _appending(before, volume_id, entries), "entry", self._room(record.frees)
             )
-        except BaseException:
+        except BaseException as error:
+            undo_steps = self._now.undo_steps
             self._take_back()
+            if isinstance(error, SupersededError):  # nothing was stored
+                self._undo(undo_steps)
             raise
         generation = before.commit.generation + 1 if before.commit is not None else 1
         ends = dict.fromkeys(self._now.voting.intersection(positions), last.id)
@@ -520,7 +583,8 @@ class Session:
         assert committed_index(self._voting_ids(), ends, last.term, known) == last.index, (ends, last.id)
         commit = CommitRecord(generation, last.term, last.index, last.chain, tuple(positions))
         durable = {**before.durable, **dict.fromkeys(positions, last.index)}
-        self._now = replace(self._now, staged=())
+        cache_updates = self._now.cache_updates
+        self._now = replace(self._now, staged=(), candidacy=None, cache_updates=(), undo_steps=())
         self._see(commit=commit, positions=positions, durable=durable)
         moved = self._write_commit_records(positions, commit)
         if not all(moved):
@@ -528,6 +592,20 @@ class Session:
         if not any(moved):  # the command is done; without its record the next session recovers it again
             self._see(commit=before.commit)
         self._memory.led(self.view)
+        for update in cache_updates:
+            try:
+                update()
+            except Exception:  # the entries are committed; the cache finds out that it lags
+                logger.exception("%s: a cache was not updated", self.label)
+
+    def _open_term(self) -> None:
+        """Make the vote durable under which the staged entries are made: it comes before the first of them."""
+        staged = self._now
+        assert staged.candidacy is not None
+        self._now = staged.back_to(self._written)
+        self._campaign(staged.candidacy, staged.frees, staged.leaves)
+        self._written = self._now
+        self._now = staged.on_top_of(self._written)
 
     def _take_back(self) -> None:
         """Forget entries that were not written."""
@@ -618,11 +696,9 @@ class Session:
     def _say(self, command: Command, leadership: Leadership) -> None:
         """Write a command of our own after that of the caller: what was acked stays acked if this one fails."""
         try:
-            if self._memory.known.leadership is None:
-                self._campaign(leadership)
             change = self._apply(command, leadership)
             if not change.changes_nothing:
-                self._write(change)
+                self._write(change, leadership)
         except Exception as error:
             logger.warning("%s: %s could not be written: %s", self.label, type(command).__name__, error)
 

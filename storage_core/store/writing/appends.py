@@ -5,7 +5,6 @@ its stream's placement. The commit asks whether this (writer, batch) is there al
 and names them.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +23,11 @@ from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.enforcement import enforce
 from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import decisive, says_broken
-from storage_core.store.writing.per_subject import SubjectIndex
+from storage_core.store.writing.per_subject import AppendedSubjects, SubjectIndex
 from storage_core.store.writing.retention import release
 from storage_core.store.writing.staged_blocks import added_blocks, retire, tell_missed
 from storage_core.store.writing.staging import StagedBlock, Transaction
-from storage_core.store.writing.transactions import check_staged, check_target, forget_staged
-
-logger = logging.getLogger(__name__)
+from storage_core.store.writing.transactions import abort, check_staged, check_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +131,9 @@ def commit(
         assert isinstance(result, machine.AppendDone)
         for name, (_, superseded) in zip(chosen, parts, strict=True):
             incarnation, got = transaction.targets[name].incarnation, result.appended[name]
-            limits.remember(session.state, incarnation, chosen[name], got.first)
+            session.when_committed(partial(limits.remember, session.state, incarnation, chosen[name], got.first))
             if superseded is not None:
-                stream = session.state.by_incarnation(incarnation)
-                assert stream is not None, name  # appended to just now
-                subjects.appended(stream, superseded.new, got.first, got.end)
+                session.when_committed(AppendedSubjects(subjects, incarnation, got.first, got.end, superseded.new))
     assert isinstance(result, machine.AppendDone)
     for name in {block.stream for block in staged if block.has_rollup} & result.appended.keys():
         got = result.appended[name]
@@ -150,10 +145,10 @@ def commit(
         enforce(session, transaction.targets[name].incarnation, limits, subjects)
     if result.already:
         assert writer is not None
-        _tell_again(session, writer, content, result)
-        forget_staged(session, transaction)
+        session.follow_up(partial(_tell_again, session, writer, content, result))
+        session.follow_up(partial(abort, session, transaction))  # what was staged this time
     else:
-        tell_missed(session, failures)
+        session.follow_up(partial(tell_missed, session, failures))
     appended = {
         name: Appended(numbered.first, numbered.end, numbered.duplicate_count)
         for name, numbered in result.appended.items()
@@ -212,7 +207,4 @@ def _tell_again(session: Session, writer: WriterBatch, content: bytes, result: m
         (event.kind, event.stream, event.reason) == ("batch_again", stream, reason) for event in session.state.events
     ):
         return
-    try:
-        session.propose(RecordEvents((Event("batch_again", stream, reason=reason),)))
-    except Exception as error:  # the batch is stored: that is the answer
-        logger.warning("%s; that could not be written down: %s", reason, error)
+    session.propose(RecordEvents((Event("batch_again", stream, reason=reason),)))

@@ -77,7 +77,7 @@ def _leave_markers(session: Session, stream: StreamState, limits: Limits, subjec
     """
     if not stream.config.subject_delete_marker_ttl or stream.config.sealed:
         return 0
-    taken = markers.due(session.state, stream, session.volumes, limits, subjects, now_ns)
+    taken = markers.due(session, stream, limits, subjects, now_ns)
     for start in range(0, len(taken), markers.MARKERS_AT_ONCE_MAX):
         part = taken.slice(start, markers.MARKERS_AT_ONCE_MAX)
         try:
@@ -113,7 +113,8 @@ def _append_markers(session: Session, incarnation: bytes, taken: pa.Table, limit
     except BaseException:
         stager.discard()  # nobody was told of them
         raise
+    session.if_taken_back(stager.discard)
     session.propose(command)
     got = result.appended[stream.name]
     release(session, incarnation, limits, env, SequenceSet.from_ranges([(got.first, got.end)]))
-    tell_missed(session, failures)
+    session.follow_up(partial(tell_missed, session, failures))

@@ -88,7 +88,7 @@ class Limits:
         self._written_size = 0
 
     def remember(self, state: StoreState, incarnation: bytes, blocks: Sequence[StagedBlock], first: int) -> None:
-        """Keep the message bytes of blocks that this process has appended from `first` on, if they may be asked for.
+        """Keep the message bytes of blocks that this process has committed from `first` on, if they may be asked for.
 
         Where there is no room, those before them are kept: they are at the edge sooner.
         """

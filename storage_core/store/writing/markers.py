@@ -21,6 +21,7 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.schema import HEADERS_TYPE
 from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.session import Session
 from storage_core.store.reading.plan import ReadRequest, plan_stream
 from storage_core.store.reading.reading import ReadOptions, read_slices
 from storage_core.store.volume.volumes import Volume
@@ -35,18 +36,12 @@ _ROWS_WAITING_MIN = 1 << 16
 _SCHEMA = pa.schema([("subject", pa.string()), ("count", pa.int64()), ("place", pa.int64())])
 
 
-def due(
-    state: StoreState,
-    stream: StreamState,
-    volumes: Sequence[Volume],
-    limits: Limits,
-    subjects: SubjectIndex,
-    now_ns: int,
-) -> pa.Table:
+def due(session: Session, stream: StreamState, limits: Limits, subjects: SubjectIndex, now_ns: int) -> pa.Table:
     """Return the messages that markers are to take the place of, in order: columns `subject` and `sequence`.
 
     Raises DataLossError, UnavailableError if a block cannot be read: what is over then waits.
     """
+    state, volumes = session.state, session.volumes
     over = limits.old(state, stream, volumes, now_ns)
     expired = expiry.command(state, stream, volumes, limits, now_ns)
     if expired is not None:
@@ -57,7 +52,7 @@ def due(
         return _table(last)
     names = last["subject"].combine_chunks()
     filters = names.to_pylist() if len(names) <= FILTERS_MAX else None
-    shown = subjects.counts(state, stream, volumes, msg_id_hashes(names), filters)
+    shown = subjects.counts(session, stream, msg_id_hashes(names), filters)
     return _table(last.filter(buffers.of_bits(_numbers(last, "count") == shown)))
 
 

@@ -13,7 +13,6 @@ limit refuses new messages, the append fails instead.
 """
 
 import logging
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from storage_core.errors import DataLossError, LimitExceededError, StorageError,
 from storage_core.metadata.commands import Remove
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
 from storage_core.store.reading.reading import RAISE, REPORT, ReadDamage, ReadOptions, read_slices
@@ -127,8 +127,22 @@ def command(state: StoreState, stream: StreamState, volumes: Sequence[Volume], e
     return Remove(stream.incarnation, sequences.encode(), size, reason="limits") if sequences else None
 
 
+@dataclass(frozen=True, slots=True)
+class AppendedSubjects:
+    """Messages that a round appends to a stream as [first, end): what its index learns once they are committed."""
+
+    index: "SubjectIndex"
+    incarnation: bytes
+    first: int
+    end: int
+    rows: SubjectRows
+
+    def __call__(self) -> None:
+        self.index.learn(self)
+
+
 class SubjectIndex:
-    """Which messages the subjects of streams have. One for a store; used under its lock."""
+    """Which committed messages the subjects of streams have. One for a store; used under its lock."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
@@ -136,9 +150,8 @@ class SubjectIndex:
 
     def superseded(
         self,
-        state: StoreState,
+        session: Session,
         stream: StreamState,
-        volumes: Sequence[Volume],
         staged: Sequence[BlockSlice],
         duplicates: SequenceSet,
         names: Sequence[str] | None,
@@ -158,7 +171,7 @@ class SubjectIndex:
         on_loss = RAISE if config.discard_new_per_subject else REPORT
         older = _NO_ROWS
         if len(new) and not overwrite:
-            older = SubjectRows.joined(self._older(state, stream, volumes, new.hashes, names, on_loss))
+            older = SubjectRows.joined(self._older(session, stream, new.hashes, names, on_loss))
         both = SubjectRows.joined([older, new])
         is_over = both.newer_counts() >= config.max_msgs_per_subject
         over = both.chosen(is_over)
@@ -167,38 +180,23 @@ class SubjectIndex:
         return Superseded(SequenceSet.from_sequences(over.sequences), int(over.sizes.sum()), new)
 
     def counts(
-        self,
-        state: StoreState,
-        stream: StreamState,
-        volumes: Sequence[Volume],
-        hashes: np.ndarray,
-        names: Sequence[str] | None,
+        self, session: Session, stream: StreamState, hashes: np.ndarray, names: Sequence[str] | None
     ) -> np.ndarray:
         """Return how many messages of each of these distinct subjects the stream shows; `names`: as `superseded`.
 
         Raises DataLossError, UnavailableError.
         """
-        self.check(stream)
         wanted, counts = SortedRuns(), np.zeros(len(hashes), np.int64)
         wanted.add(hashes, np.arange(len(hashes)))
-        for rows in self._older(state, stream, volumes, hashes, names, RAISE):
+        for rows in self._older(session, stream, hashes, names, RAISE):
             counts += np.bincount(wanted.find(rows.hashes)[1], minlength=len(hashes))
         return counts
 
-    def check(self, stream: StreamState) -> None:
-        """Forget what is known of a stream that has another past now. Asked before anything is appended to any stream.
-
-        What is proposed in a group may be taken back; the same leader gives its sequences to other messages then.
-        """
-        index = self._streams.get(stream.incarnation)
-        if index is not None and not index.is_of(stream):
-            self._streams[stream.incarnation] = None
-
-    def appended(self, stream: StreamState, new: SubjectRows, first: int, end: int) -> None:
-        """Take in what was committed as `[first, end)` of the stream, whose state is that after it."""
-        index = self._streams.get(stream.incarnation)
-        if index is not None and index.end == first:
-            index.add(new, end, _history_at(stream, end))
+    def learn(self, appended: "AppendedSubjects") -> None:
+        """Take in what was committed; an index that ends elsewhere reads it from the blocks when it is asked."""
+        index = self._streams.get(appended.incarnation)
+        if index is not None and index.end == appended.first:
+            index.add(appended.rows, appended.end)
 
     def _refusal(
         self, stream: StreamState, staged: Sequence[BlockSlice], older: SubjectRows, new: SubjectRows, hash_: np.ndarray
@@ -216,40 +214,49 @@ class SubjectIndex:
         return LimitExceededError(stream.name, "max_msgs_per_subject", limit, *counts, subject)
 
     def _older(
-        self,
-        state: StoreState,
-        stream: StreamState,
-        volumes: Sequence[Volume],
-        hashes: np.ndarray,
-        names: Sequence[str] | None,
-        on_loss: str,
+        self, session: Session, stream: StreamState, hashes: np.ndarray, names: Sequence[str] | None, on_loss: str
     ) -> Iterator[SubjectRows]:
-        """Yield the messages of these subjects that the stream shows."""
+        """Yield the messages of these subjects that the stream shows.
+
+        The index has committed messages alone. Those that are staged come from the appends that the session knows.
+        """
         order, is_last = _grouped(hashes)
         distinct = hashes[order[is_last]]
+        wanted = SortedRuns()
+        wanted.add(distinct, 0)
         reading = _Reading(stream, self._env, on_loss)
         is_first = stream.incarnation not in self._streams
         index = self._streams.pop(stream.incarnation, None)
         filters = tuple(names) if names is not None and len(names) <= FILTERS_MAX else ()
         if stream.message_count > INDEXED_COUNT_MAX or (is_first and filters and stream.message_count):
             self._streams[stream.incarnation] = None
-            blocks, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), subject_filters=filters))
-            wanted = SortedRuns()
-            wanted.add(distinct, 0)
-            for rows in reading.rows(blocks, filters):
+            for rows in reading.of_stream(session.state, stream, session.volumes, (None, None), filters):
                 yield rows.chosen(np.unique(wanted.find(rows.hashes)[0]))
             return
-        index = index or _StreamIndex()
-        if index.end < stream.next_sequence:
-            bounds = {stream.name: (index.end, stream.next_sequence)}
-            blocks, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), bounds))
-            for block in blocks:
-                index.add(SubjectRows.joined(reading.rows([block])), block.end, b"")
-            index.end, index.history = stream.next_sequence, _history_at(stream, stream.next_sequence)
-        index.prune(stream)
-        if reading.is_complete:
-            self._keep(state, stream.incarnation, index)
+        committed = session.committed.by_incarnation(stream.incarnation)
+        index, end = index or _StreamIndex(), 1
+        if committed is not None:  # else it is made in this very round
+            end = committed.next_sequence
+            if index.end < end:
+                for rows in reading.of_stream(session.committed, committed, session.volumes, (index.end, end)):
+                    index.add(rows, end)
+                index.end = end
+            index.prune(committed)
+            if reading.is_complete:
+                self._keep(session.committed, stream.incarnation, index)
         yield index.shown_of(stream, distinct)
+        for rows in self._staged(session, stream, end, reading):
+            rows = rows.chosen(np.unique(wanted.find(rows.hashes)[0]))
+            yield rows.chosen(_are_shown(stream, rows.sequences))
+
+    def _staged(self, session: Session, stream: StreamState, end: int, reading: "_Reading") -> Iterator[SubjectRows]:
+        """Yield the messages of the stream from `end` on, which are not committed yet."""
+        for update in session.cache_updates:
+            if isinstance(update, AppendedSubjects) and update.incarnation == stream.incarnation:
+                yield from reading.of_stream(session.state, stream, session.volumes, (end, update.first))
+                yield update.rows
+                end = update.end
+        yield from reading.of_stream(session.state, stream, session.volumes, (end, stream.next_sequence))
 
     def _keep(self, state: StoreState, incarnation: bytes, index: "_StreamIndex") -> None:
         self._streams[incarnation] = index
@@ -270,14 +277,9 @@ class _StreamIndex:
         self._table = np.empty(0, _ROW_DTYPE)  # ascending by sequence; room behind `row_count`
         self.row_count = 0
         self.end = 1  # what is below it is in here
-        self.history = b""  # that gave the last sequence below the end
         self._prune_at = PRUNE_AT_MIN
 
-    def is_of(self, stream: StreamState) -> bool:
-        """Return whether the messages in here are the stream's."""
-        return self.end <= stream.next_sequence and self.history == _history_at(stream, self.end)
-
-    def add(self, rows: SubjectRows, end: int, history: bytes) -> None:
+    def add(self, rows: SubjectRows, end: int) -> None:
         start, stop = self.row_count, self.row_count + len(rows)
         if stop > len(self._table):
             table = np.empty(max(stop, 2 * start), _ROW_DTYPE)
@@ -285,7 +287,7 @@ class _StreamIndex:
             self._table = table
         self._table["sequence"][start:stop], self._table["size"][start:stop] = rows.sequences, rows.sizes
         self._runs.add(rows.hashes, np.arange(start, stop))
-        self.row_count, self.end, self.history = stop, end, history
+        self.row_count, self.end = stop, end
 
     def prune(self, stream: StreamState) -> None:
         """Forget messages that are not shown any more, now and then."""
@@ -312,6 +314,21 @@ class _Reading:
     def __init__(self, stream: StreamState, env: Environment, on_loss: str = REPORT) -> None:
         self._stream, self._env, self._on_loss = stream.name, env, on_loss
         self.is_complete = True
+
+    def of_stream(
+        self,
+        state: StoreState,
+        stream: StreamState,
+        volumes: Sequence[Volume],
+        bounds: tuple[int | None, int | None],
+        filters: tuple[str, ...] = (),
+    ) -> Iterator[SubjectRows]:
+        """Yield the messages [first, end) of a stream that the filters take."""
+        first, end = bounds
+        if first is not None and end is not None and first >= end:
+            return
+        request = ReadRequest((stream.name,), {stream.name: bounds}, subject_filters=filters)
+        yield from self.rows(plan_stream(state, stream, volumes, request)[0], filters)
 
     def rows(self, blocks: Iterable[BlockSlice], filters: tuple[str, ...] = ()) -> Iterator[SubjectRows]:
         options = ReadOptions(("sequence", "subject"), filters, on_loss=self._on_loss)
@@ -352,9 +369,3 @@ def _are_shown(stream: StreamState, sequences: np.ndarray) -> np.ndarray:
     """Return which of these ascending sequences the stream shows; each was given to a message."""
     shown: np.ndarray = (sequences >= stream.low_watermark) & (stream.removed.run_ends(sequences) == sequences)
     return shown
-
-
-def _history_at(stream: StreamState, end: int) -> bytes:
-    """Return the history that gave the last sequence below `end`; empty if none did."""
-    at = bisect_right(stream.histories, end - 1, key=lambda run: run[1]) - 1
-    return stream.histories[at][0] if at >= 0 else b""

@@ -6,7 +6,6 @@ A copy counts if the volume that fsynced it is still the same instance and not r
 have good copies; the others are behind, and maintenance fetches it.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from contextlib import closing
@@ -34,8 +33,6 @@ from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, says_broken
 from storage_core.store.writing.per_subject import SubjectIndex, Superseded
 from storage_core.store.writing.staging import StagedBlock, WriteFailure, WriteTarget
-
-logger = logging.getLogger(__name__)
 
 
 def added_blocks(
@@ -83,11 +80,9 @@ def added_blocks(
         size = _duplicate_size(removed, slices, env) if removed else 0
     holes = _holes(stream.next_sequence, kept) if kept else kept
     superseded = None
-    if subjects is not None:
-        subjects.check(stream)
     if subjects is not None and is_limited:
         names = _subjects_of(blocks)
-        superseded = subjects.superseded(state, stream, session.volumes, slices, removed, names, overwrite)
+        superseded = subjects.superseded(session, stream, slices, removed, names, overwrite)
     part = AppendedBlocks(
         incarnation=target.incarnation,
         rows=encode_blocks(rows),
@@ -263,20 +258,13 @@ def retire(session: Session, failures: Sequence[WriteFailure]) -> None:
 
 
 def tell_missed(session: Session, failures: Sequence[WriteFailure]) -> None:
-    """Write down which volumes begin to miss blocks though their disks are not broken; the append is done anyway."""
+    """Write down which volumes begin to miss blocks though their disks are not broken."""
     newest = {event.volume: event.kind for event in session.state.events}
     reasons = {
         failure.volume_id: failure.reason
         for failure in failures
         if failure.errno not in BROKEN_DISK and newest.get(failure.volume_id.hex()) != "behind"
     }
-    if not reasons:
-        return
-    try:
-        session.propose(
-            RecordEvents(
-                tuple(Event("behind", volume=volume_id.hex(), reason=reason) for volume_id, reason in reasons.items())
-            )
-        )
-    except Exception as error:
-        logger.warning("volumes missed blocks, and that could not be written down: %s: %s", reasons, error)
+    if reasons:
+        events = tuple(Event("behind", volume=volume_id.hex(), reason=reason) for volume_id, reason in reasons.items())
+        session.propose(RecordEvents(events))

@@ -123,6 +123,7 @@ class Stager:
             transaction.id, target.block_max_msgs, target.block_max_bytes,
         )  # fmt: skip
         self._sink = BlockSink(place, env, keeps_sizes=transaction.is_local)
+        self.is_discarded = False
 
     @property
     def is_open(self) -> bool:
@@ -182,6 +183,7 @@ class Stager:
 
     def discard(self) -> None:
         """Take back what was written: the task failed, and nobody was told of these blocks."""
+        self.is_discarded = True
         self._sink.discard()
 
     @contextmanager

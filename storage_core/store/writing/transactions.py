@@ -119,14 +119,6 @@ def abort(session: Session, transaction: Transaction) -> bool:
     return True
 
 
-def forget_staged(session: Session, transaction: Transaction) -> None:
-    """Sweep what was staged for a batch that is stored already, unless it is this very transaction that stored it."""
-    try:
-        abort(session, transaction)
-    except Exception as error:  # the batch is stored: that is the answer
-        logger.warning("blocks of transaction %s are left where they are: %s", transaction.id.hex(), error)
-
-
 def _sweep(blocks: BlockStore, target: WriteTarget, transaction_id: bytes, state: StoreState) -> None:
     """Unlink the blocks of an aborted transaction. Only the block's own header says whose it is."""
     stream = state.by_incarnation(target.incarnation)

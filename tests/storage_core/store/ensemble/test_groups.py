@@ -1,5 +1,6 @@
 """Group commit: several commits in one round of fsyncs, each with an outcome of its own."""
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +13,14 @@ import pyarrow as pa
 import pytest
 from harness.faults import Call, FaultyFiles
 
-from storage_core.errors import AlreadyExistsError, NotFoundError, OutcomeUnknownError, StorageError, StoreBusyError
+from storage_core.errors import (
+    AlreadyExistsError,
+    DiskFullError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StorageError,
+    StoreBusyError,
+)
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import AddStream
 from storage_core.metadata.config import StreamConfig
@@ -106,23 +114,29 @@ def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path])
     assert groups.run(lambda session: session.view.index) == store.index()
 
 
-def test_the_vote_of_a_group_that_was_given_up_stays_in_the_logs(paths: list[Path]) -> None:
-    """The vote was durable when the group was given up: what follows in the same session goes behind it."""
+def test_a_group_that_was_given_up_writes_nothing_not_even_its_vote(paths: list[Path]) -> None:
+    """What follows in the same session opens the term that the group would have opened."""
     Store.create(paths)
     store = Store.open(paths)  # a process that does not lead yet
     with store.session() as session:
-        term = session.view.term_seen + 1
+        before, term = contents_of(paths), session.view.term_seen + 1
         with pytest.raises(AlreadyExistsError):
             propose_together(
                 session, [added(b"A"), msgspec.structs.replace(added(b"A"), incarnation=b"another".ljust(16))]
             )
         assert not session.state.streams, "nothing of the group is left"
+        assert contents_of(paths) == before, "a byte was written"
         session.propose(added(b"B"))
     for volume in store.volumes():
         contents = volume.log.read()
         assert term in [vote.term for vote in contents.votes], "no entry of a term without its vote"
         assert contents.tip.term == term
     assert Store.open(paths).streams() == ["B"]
+
+
+def contents_of(paths: list[Path]) -> dict[Path, bytes]:
+    """Return all files of the metadata logs."""
+    return {file: file.read_bytes() for path in paths for file in sorted((path / "meta").iterdir())}
 
 
 def propose_together(session: Session, commands: list[AddStream]) -> None:
@@ -133,6 +147,56 @@ def propose_together(session: Session, commands: list[AddStream]) -> None:
 
 def added(name: bytes) -> AddStream:
     return AddStream(name.ljust(16), StreamConfig(name=name.decode(), subjects=(name.decode(),)), ())
+
+
+def test_a_job_that_raises_takes_back_all_that_it_proposed_and_nothing_of_the_others(paths: list[Path]) -> None:
+    """Caches learn what was committed, in that order; what a job has left elsewhere is undone."""
+    store = Store.create(paths)
+    store.add_stream({"name": "S"})
+    learned, undone = list[str](), list[str]()
+    groups = CommitGroups(store.session)
+
+    def kept(session: Session) -> None:
+        session.propose(added(b"KEPT"))
+        session.when_committed(lambda: learned.append("kept"))
+        session.if_taken_back(lambda: undone.append("kept"))
+
+    def refused(session: Session) -> None:
+        session.propose(added(b"REFUSED"))
+        session.when_committed(lambda: learned.append("refused"))
+        session.if_taken_back(lambda: undone.append("refused"))
+        session.follow_up(lambda: session.propose(added(b"FOLLOWING")))
+        raise NotFoundError("half of it was proposed")
+
+    calls = iter([kept, refused])
+    first, second = run_two(groups, lambda session: next(calls)(session))
+    outcomes = sorted(type(one.exception()).__name__ for one in (first, second))
+    assert outcomes == ["NoneType", "NotFoundError"]
+    assert Store.open(paths).streams() == ["KEPT", "S"]
+    assert (learned, undone) == (["kept"], ["refused"])
+
+
+def test_a_cache_learns_nothing_of_a_round_that_failed(tmp_path: Path) -> None:
+    failing = False
+
+    def judge(call: Call) -> int:
+        return errno.ENOSPC if failing and (call.operation, call.file_kind) == ("write", "segment") else 0
+
+    env = Environment(files=FaultyFiles(OS_FILES, judge), parallel=one_after_another)
+    store = Store.create(tmp_path / "volume", env=env)
+    learned = list[str]()
+
+    def call(session: Session) -> None:
+        session.propose(added(b"A"))
+        session.when_committed(lambda: learned.append("A"))
+
+    failing = True
+    with pytest.raises(DiskFullError):
+        store.together(call)
+    assert (store.streams(), learned) == ([], [])
+    failing = False
+    store.together(call)
+    assert (store.streams(), learned) == (["A"], ["A"])
 
 
 def test_threads_get_sequences_of_their_own(paths: list[Path]) -> None:

@@ -245,8 +245,8 @@ def test_a_learner_whose_promotion_failed_decides_nothing(tmp_path: Path, monkey
     store = Store.create([tmp_path / "a"], env=Environment(files=files, parallel=one_after_another))
     stage = Session._stage
 
-    def staged(session: Session, change: Any, frees: bool) -> None:
-        stage(session, change, frees)
+    def staged(session: Session, change: Any, *others: Any) -> None:
+        stage(session, change, *others)
         if any(not one.learner for one in change.state.voters[1:]):
             turns.append(session)
 
