@@ -1,7 +1,8 @@
 """Durations, sizes and times as people write them, for options, configurations, pipelines and the command line alike.
 
-    duration  500ms, 90s, 2m, 1h30m, 1.5d; units ns, us, ms, s, m (or min), h, d. Text without a unit is refused: for
-              JSON of NATS it would mean nanoseconds, for Spark seconds. A number, as in JSON, is nanoseconds
+    duration  500ms, 90s, 2m, 1h30m, 1.5d; units ns, us, ms, s, m (or min), h, d; or a timedelta. Text without a unit
+              is refused: for JSON of NATS it would mean nanoseconds, for Spark seconds. A number, as in JSON, is
+              nanoseconds
     size      1048576, 64k, 64MB, 1.5GiB, in powers of 1,024 as Spark and NATS have them; without a unit bytes
     time      2026-11-21, 2026-11-21T12:00:00.5Z, 2026-11-21 12:00+01:00; without a zone UTC
 
@@ -38,6 +39,8 @@ def parse_duration_ns(value: object, name: str) -> int:
     nanoseconds: int | None = None
     if isinstance(value, int) and not isinstance(value, bool):
         nanoseconds = value
+    elif isinstance(value, timedelta):
+        nanoseconds = value // timedelta(microseconds=1) * 1_000
     elif isinstance(value, str):
         text = value.strip().lower()
         if text.isdigit() and text != "0":

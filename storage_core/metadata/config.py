@@ -33,8 +33,16 @@ OLD, NEW = "old", "new"  # which messages a full stream does without
 LIMITS, INTEREST, WORKQUEUE = "limits", "interest", "workqueue"  # what decides how long messages stay
 RETENTIONS = (LIMITS, INTEREST, WORKQUEUE)
 LIMIT_MAX = 2**62
-BLOCK_MAX_AGE_MIN_NS = 1_000_000_000
-MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
+DURATION_MIN_NS = 100_000_000  # JetStream's of max_age; a shorter one is a number of seconds or milliseconds by mistake
+# The shortest duration of a key, and what 0 means there.
+_SHORTEST = {
+    "max_age": (DURATION_MIN_NS, "0 (no limit) or "),
+    "duplicate_window": (DURATION_MIN_NS, "0 (no window) or "),
+    "block_max_age": (SECOND_NS, "0 (any) or "),
+    "subject_delete_marker_ttl": (SECOND_NS, "0 (no markers) or "),
+    "deleted_block_retention": (DURATION_MIN_NS, "0 (none) or "),
+    "ack_wait": (DURATION_MIN_NS, ""),
+}
 
 # Keys that JetStream or the contract knows and that mean nothing here yet, with the value that changes nothing.
 _NOT_YET: dict[str, tuple[object, ...]] = {
@@ -65,11 +73,24 @@ _FLAGS = (
 )  # fmt: skip
 
 
-class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of a stream chose. Durations are nanoseconds, sizes bytes; -1 is no limit."""
+class _RemembersGiven(type(msgspec.Struct)):  # type: ignore[misc]
+    """Of a configuration that is made by naming fields, the names; any other has all of its fields given."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        made = super().__call__(*args, **given)
+        made.__dict__["given"] = frozenset(given)
+        return made
+
+
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=_RemembersGiven):
+    """What the owner of a stream chose. Durations are nanoseconds, sizes bytes; -1 is no limit.
+
+    `StreamConfig(name="ORDERS", max_msgs=9)` asks for what `{"name": "ORDERS", "max_msgs": 9}` does: keys that are not
+    given are left as they are, or to the store.
+    """
 
     name: str
-    subjects: tuple[str, ...]
+    subjects: tuple[str, ...] = ()  # none: the stream's name
     num_replicas: int = 1
     max_msg_size: int = -1
     max_msgs: int = -1
@@ -104,11 +125,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_mapping(cls, mapping: "Mapping[str, Any] | StreamConfig") -> "StreamConfig":
         """Return a checked configuration; raises ValueError naming the key, what came and what is taken."""
-        if isinstance(mapping, StreamConfig):
-            mapping = mapping.to_json()
-        if not isinstance(mapping, Mapping):
-            raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(mapping).__name__}")
-        values = known_values(mapping, cls.__struct_fields__, _NOT_YET, "stream")
+        values = known_values(given_keys(mapping), cls.__struct_fields__, _NOT_YET, "stream")
         check_name(values.get("name"), "name of a stream")
         values["subjects"] = _subjects(values.get("subjects"), values["name"])
         for key in _COUNTS:
@@ -124,10 +141,10 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
             values["archive_command"] = _archive_command(values["archive_command"])
         for key in ("max_age", "duplicate_window", "block_max_age"):
             if key in values:
-                values[key] = parse_duration_ns(values[key], key)
+                values[key] = parse_duration(key, values[key])
         if "subject_delete_marker_ttl" in values:
             ttl = values.pop("subject_delete_marker_ttl")
-            ttl_ns = parse_duration_ns(ttl if ttl is not None else 0, "subject_delete_marker_ttl")
+            ttl_ns = parse_duration("subject_delete_marker_ttl", ttl if ttl is not None else 0)
             if ttl_ns:  # as a server does
                 values = {
                     "allow_msg_ttl": True,
@@ -137,9 +154,13 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
                 }
         if values.get("max_age") and "duplicate_window" not in values:
             values["duplicate_window"] = min(values["max_age"], 2 * MINUTE_NS)
-        config = cls(**values)
+        config = msgspec.structs.replace(cls(**values))  # all of which is given: it is whole
         _check_values(config)
         return config
+
+    def with_changes(self, given: Mapping[str, Any]) -> "StreamConfig":
+        """Return the configuration with these keys changed, and no others; raises ValueError as `from_mapping`."""
+        return StreamConfig.from_mapping({**self.to_json(), **given})
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration with the keys of JetStream's API."""
@@ -147,6 +168,16 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         shown["subjects"], shown["archive_command"] = list(self.subjects), list(self.archive_command)
         shown.setdefault("subject_delete_marker_ttl", 0)
         return {name: shown[name] for name in self.__struct_fields__}
+
+
+def given_keys(config: Mapping[str, Any] | StreamConfig) -> dict[str, Any]:
+    """Return the keys of a stream that are given, with their values. Raises ValueError for what is no configuration."""
+    if isinstance(config, StreamConfig):
+        given: frozenset[str] = config.__dict__.get("given", frozenset(config.__struct_fields__))
+        return {key: value for key, value in config.to_json().items() if key in given}
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
+    return dict(config)
 
 
 def known_values(
@@ -214,6 +245,18 @@ def _archive_command(value: object) -> tuple[str, ...]:
     return tuple(words)
 
 
+def parse_duration(key: str, value: object) -> int:
+    """Return the nanoseconds of a key of a configuration; raises ValueError naming it, also for what is too short."""
+    duration_ns = parse_duration_ns(value, key)
+    shortest_ns, zero = _SHORTEST[key]
+    if 0 < duration_ns < shortest_ns:
+        is_bare = isinstance(value, int)
+        hint = "; a number without a unit is nanoseconds: write it like 500ms, 90s, 2m or 7d" if is_bare else ""
+        came = value if is_bare else format_duration(duration_ns)
+        raise ValueError(f"{key}: {came} is not {zero}{format_duration(shortest_ns)} and more{hint}")
+    return duration_ns
+
+
 def parse_count(key: str, value: object) -> int:
     """Return a whole number, of a size also from a text with its unit; raises ValueError naming the key."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value):
@@ -237,8 +280,6 @@ def _check_values(config: StreamConfig) -> None:
         raise ValueError(f"block_max_msgs: {config.block_max_msgs} is not 1 to {ROW_COUNT_MAX}")
     if not 1 <= config.block_max_bytes <= BLOCK_MAX_BYTES_LIMIT:
         raise ValueError(f"block_max_bytes: {config.block_max_bytes} is not 1 to {BLOCK_MAX_BYTES_LIMIT}")
-    if config.block_max_age and config.block_max_age < BLOCK_MAX_AGE_MIN_NS:
-        raise ValueError(f"block_max_age: {format_duration(config.block_max_age)} is not 0 (any) or 1s and more")
     check_labels(config.description, config.metadata)
 
 
@@ -247,8 +288,6 @@ def _check_limits(config: StreamConfig) -> None:
         value = getattr(config, key)
         if value != -1 and not 1 <= value <= LIMIT_MAX:
             raise ValueError(f"{key}: {value} is not -1 (no limit) or 1 to {LIMIT_MAX}")
-    if config.max_age and config.max_age < MAX_AGE_MIN_NS:
-        raise ValueError(f"max_age: {format_duration(config.max_age)} is not 0 (no limit) or 100ms and more")
     if config.discard not in (OLD, NEW):
         raise ValueError(f"discard: {not_one_of(config.discard, (OLD, NEW))}")
     if config.discard_new_per_subject and (config.discard != NEW or config.max_msgs_per_subject < 0):
@@ -259,9 +298,6 @@ def _check_limits(config: StreamConfig) -> None:
     if config.retention not in RETENTIONS:
         raise ValueError(f"retention: {not_one_of(config.retention, RETENTIONS)}")
     if config.subject_delete_marker_ttl:
-        if config.marker_ttl_s < 1:
-            ttl = format_duration(config.subject_delete_marker_ttl)
-            raise ValueError(f"subject_delete_marker_ttl: {ttl} is not 0 (no markers) or 1s and more")
         for needed in ("allow_msg_ttl", "allow_rollup_hdrs"):
             if not getattr(config, needed):
                 raise ValueError(f"subject_delete_marker_ttl: markers have headers that need {needed}; set it as well")
@@ -338,8 +374,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
                 hint = instead(key, cls.__struct_fields__, "valid ones are")
                 raise ValueError(f"unknown setting: {key!r}{hint}")
         if "deleted_block_retention" in values:
-            values["deleted_block_retention"] = parse_duration_ns(
-                values["deleted_block_retention"], "deleted_block_retention"
+            values["deleted_block_retention"] = parse_duration(
+                "deleted_block_retention", values["deleted_block_retention"]
             )
         if "snapshot_every" in values:
             values["snapshot_every"] = parse_count("snapshot_every", values["snapshot_every"])

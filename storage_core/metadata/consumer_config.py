@@ -9,8 +9,15 @@ from typing import Any
 
 import msgspec
 
-from storage_core.metadata.config import check_labels, check_name, known_values, parse_count, parse_filters
-from storage_core.quantities import parse_duration_ns, parse_time_ns
+from storage_core.metadata.config import (
+    check_labels,
+    check_name,
+    known_values,
+    parse_count,
+    parse_duration,
+    parse_filters,
+)
+from storage_core.quantities import parse_time_ns
 from storage_core.suggestions import not_one_of
 
 DELIVER_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time")
@@ -72,7 +79,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
             if key in values:
                 values[key] = parse_count(key, values[key])
         if "ack_wait" in values:
-            values["ack_wait"] = parse_duration_ns(values["ack_wait"], "ack_wait")
+            values["ack_wait"] = parse_duration("ack_wait", values["ack_wait"])
         if "filter_subjects" in values:
             values["filter_subjects"] = parse_filters(values["filter_subjects"], "filter_subjects", "filter")
         config = cls(**values)

@@ -6,7 +6,6 @@ imported when it is called: reading and writing processes start without it.
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -22,10 +21,12 @@ from storage_core.errors import (
     StoreBusyError,
 )
 from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream, ids_of_voters
-from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.config import StoreSettings, StreamConfig, given_keys
+from storage_core.metadata.state import StoreState, StreamState
 from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
 from storage_core.store import describe
 from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import REAL, Environment, reaching
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
 from storage_core.store.volume import placement
@@ -114,7 +115,7 @@ class Store(OpenStore):
         paths = resolve_paths(volumes)
         env = _reaching(paths, env, storage_options)
         StoreSettings.from_mapping(settings)  # wrong ones are refused also where they are not needed
-        deadline_s = time.monotonic() + lock_timeout_s
+        deadline_s = env.monotonic() + lock_timeout_s
         while True:
             is_free = all(creation.is_free(path, env) for path in paths)  # before the look that may find a new store
             try:
@@ -125,7 +126,7 @@ class Store(OpenStore):
             try:
                 return cls.create(paths, env=env, **settings)
             except (AlreadyExistsError, StoreBusyError):  # somebody else makes it at this moment
-                if time.monotonic() >= deadline_s:
+                if env.monotonic() >= deadline_s:
                     raise
                 env.sleep(CREATION_POLL_S)
 
@@ -165,21 +166,19 @@ class Store(OpenStore):
         return Stream(self, self.stream_state(name).incarnation, name)
 
     def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> "Stream":
-        """Make a stream, on every volume unless num_replicas says less; a StreamConfig always says, 1 by default.
+        """Make a stream, on every volume unless num_replicas says less.
 
         Raises AlreadyExistsError, ValueError naming the key of the configuration.
         """
         from storage_core.store.stream import Stream
         from storage_core.store.writing import appends
 
-        settings = config.to_json() if isinstance(config, StreamConfig) else config
-        if isinstance(settings, Mapping):
-            state = self.state()
-            defaults = state.settings.defaults_of(str(settings.get("name")))
-            if settings.get("num_replicas") is None:
-                defaults["num_replicas"] = len(ids_of_voters(state.voters))
-            settings = {**settings, **{key: value for key, value in defaults.items() if settings.get(key) is None}}
-        checked = StreamConfig.from_mapping(settings)
+        settings, state = given_keys(config), self.state()
+        defaults = state.settings.defaults_of(str(settings.get("name")))
+        if settings.get("num_replicas") is None:
+            defaults["num_replicas"] = len(ids_of_voters(state.voters))
+        missing = {key: value for key, value in defaults.items() if settings.get(key) is None}
+        checked = StreamConfig.from_mapping({**settings, **missing})
         with self.session() as session:
             incarnation = self._env.new_id()
             chosen = placement.choose(session.state, session.writable, checked.num_replicas)
@@ -193,31 +192,38 @@ class Store(OpenStore):
         """Change the stream that `name` in the configuration names; keys that are not given stay as they are.
 
         With another num_replicas its blocks are copied to, or not counted any more on, other volumes first. What is
-        over a limit that is lower now is removed in the same step; `excess` says before what that is.
+        over a limit that is lower now is removed in the same step; `excess` says before what that is. If any of it is
+        refused, nothing is changed.
         """
         from storage_core.store.stream import Stream
         from storage_core.store.writing import enforcement
 
-        if not isinstance(config, (StreamConfig, Mapping)):
-            raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
-        settings = config.to_json() if isinstance(config, StreamConfig) else dict(config)
-        name = settings.get("name")
+        given = given_keys(config)
+        known = self._named(given)
+
+        def edit(session: Session) -> None:
+            stream = session.state.by_incarnation(known.incarnation)
+            command = EditStream(known.incarnation, (stream or known).config.with_changes(given))
+            session.propose(command)
+            self.release(session, known.incarnation)
+            enforcement.enforce(
+                session, known.incarnation, self._limits, self._subjects, "max_msgs_per_subject" in given
+            )
+
+        replicas = known.config.with_changes(given).num_replicas
+        if replicas == known.config.num_replicas:
+            with self.session() as session, session.group():
+                edit(session)
+        else:
+            self._membership().change_replicas(known.incarnation, replicas, edit)
+        return Stream(self, known.incarnation, known.name)
+
+    def _named(self, given: Mapping[str, Any], state: StoreState | None = None) -> StreamState:
+        """Return the stream that a change names. Raises ValueError, NotFoundError."""
+        name = given.get("name")
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} does not say which stream to change")
-        known = self.stream_state(name)
-        replicas = StreamConfig.from_mapping({**known.config.to_json(), **settings}).num_replicas
-        if replicas != known.config.num_replicas:
-            self._membership().change_replicas(known.incarnation, replicas)
-        with self.session() as session:
-            stream = self.stream_state(name, session.state)
-            merged = StreamConfig.from_mapping({**stream.config.to_json(), **settings})
-            with session.group():
-                session.propose(EditStream(stream.incarnation, merged))
-                self.release(session, stream.incarnation)
-                enforcement.enforce(
-                    session, stream.incarnation, self._limits, self._subjects, "max_msgs_per_subject" in settings
-                )
-        return Stream(self, stream.incarnation, name)
+        return self.stream_state(name, state)
 
     def excess(self, config: StreamConfig | Mapping[str, Any]) -> "Excess | None":
         """Return what `edit_stream` with this configuration would remove from the stream now; None for nothing."""
@@ -225,11 +231,9 @@ class Store(OpenStore):
         from storage_core.store.writing import per_subject, retention
         from storage_core.store.writing.limits import Excess, Limits
 
-        settings = config.to_json() if isinstance(config, StreamConfig) else dict(config)
-        state, volumes, limits = self.state(), self.volumes(), Limits(self._env)
-        stream = self.stream_state(str(settings.get("name")), state)
-        merged = StreamConfig.from_mapping({**stream.config.to_json(), **settings})
-        edited = with_config(stream, merged)
+        given, state, volumes, limits = given_keys(config), self.state(), self.volumes(), Limits(self._env)
+        stream = self._named(given, state)
+        edited = with_config(stream, stream.config.with_changes(given))
         done, done_size = retention.unneeded(state, edited, volumes, limits, self._env)
         left = edited
         if done:
@@ -240,7 +244,7 @@ class Store(OpenStore):
                 data_size=edited.data_size - done_size,
             )
         over = limits.excess(state, left, volumes)
-        if "max_msgs_per_subject" in settings:
+        if "max_msgs_per_subject" in given:
             shown = replace(left, low_watermark=over.low_watermark) if over is not None else left
             over = per_subject.added(over, left, *per_subject.excess(state, shown, volumes, self._env))
         if done:

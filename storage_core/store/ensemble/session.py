@@ -86,6 +86,10 @@ class LookAgain(Exception):
     """Something is not as it was when this process last looked at the volumes: begin again after another look."""
 
 
+class _TakenBack(Exception):
+    """A job was only tried out."""
+
+
 class Session:
     """The time in which one process leads and may write metadata. Made by `Metadata.session`."""
 
@@ -417,6 +421,15 @@ class Session:
             self._now = self._now.back_to(before)
             self._undo(undo_steps)
             raise
+
+    def try_out(self, job: Callable[[], object]) -> None:
+        """Raise what a job raises in a group; whatever it proposes is taken back."""
+        try:
+            with self.group():
+                job()
+                raise _TakenBack
+        except _TakenBack:
+            return
 
     def _undo(self, steps: Sequence[Callable[[], None]]) -> None:
         for undo in reversed(steps):

@@ -13,6 +13,7 @@ A removed volume keeps its files. Its identity is that of no volume of the store
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -125,10 +126,11 @@ class Membership:
         self._record(REPLACE, [path], removed)
         self.resume()
 
-    def change_replicas(self, incarnation: bytes, count: int) -> None:
+    def change_replicas(self, incarnation: bytes, count: int, edit: Callable[[Session], None]) -> None:
         """Keep a stream on this many volumes from now on: copies are made before they are counted.
 
-        Raises ValueError if the store has fewer volumes, or for an even number.
+        `edit` proposes what else is changed, in the round that counts them; what it raises is raised before any copy is
+        made. Raises ValueError if the store has fewer volumes, or for an even number; StaleIncarnationError.
         """
 
         def placed(state: StoreState, stream: StreamState) -> tuple[bytes, ...]:
@@ -144,7 +146,7 @@ class Membership:
             spare = sorted(others, key=lambda volume_id: volume_id not in usable)
             return (*kept, *spare[: count - len(kept)])
 
-        Move(self._metadata, self._env, self._lock_timeout_s, incarnation).run(placed)
+        Move(self._metadata, self._env, self._lock_timeout_s, incarnation, edit).run(placed)
 
     def step_down(self) -> None:
         """Give up the term, and open a new one at once: whoever led before has to look at everything anew."""
@@ -235,7 +237,10 @@ class Membership:
             raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
 
     def _take_back(self, state: StoreState, named: tuple[bytes, ...]) -> bool:
-        """Session a change whose new volumes do not vote yet into nothing, if these are the volumes that it adds."""
+        """Cancel the change under way if it adds exactly these volumes, and none of them votes yet.
+
+        Return whether it was cancelled.
+        """
         change = state.volume_change
         learners = {voter.volume_id for voter in state.voters if voter.learner}
         if change is None or not change.added or set(named) != set(change.added) or set(named) - learners:
@@ -322,9 +327,17 @@ class Membership:
 class Move:
     """A stream on its way to another placement."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, incarnation: bytes) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        env: Environment,
+        lock_timeout_s: float,
+        incarnation: bytes,
+        edit: Callable[[Session], None] | None = None,
+    ) -> None:
+        """`edit`: what else is proposed in the round in which the placement changes."""
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
-        self._incarnation = incarnation
+        self._incarnation, self._edit = incarnation, edit
         self._copied: dict[bytes, set[bytes]] = {}  # by volume: blocks that are whole there
         self._nowhere: set[tuple[bytes, bytes]] = set()  # (volume, block): no copy is whole, so none could be made
 
@@ -332,20 +345,32 @@ class Move:
         """Copy what the new placement needs, session by session, and change it in the session that finds everything
         there.
 
-        `placed` works the new placement out of the state of that turn. Raises VolumeFailedError, DiskFullError if a
-        copy cannot be written.
+        `placed` works the new placement out of the state of that session. Raises VolumeFailedError, DiskFullError if a
+        copy cannot be written, and what `edit` raises: before anything is copied.
         """
+        is_checked = False
         while True:
             with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
                 stream = session.state.by_incarnation(self._incarnation)
                 if stream is None:
+                    if self._edit is not None:  # which is refused
+                        session.try_out(partial(self._edit, session))
                     return
                 target = placed(session.state, stream)
-                if target == stream.placement:
+                commands = self._commands(stream, target)
+                if not is_checked:
+                    session.try_out(partial(self._propose, session, commands))
+                    is_checked = True
+                if target == stream.placement or self._copy_some(session, stream, target):
+                    with session.group():
+                        self._propose(session, self._commands(stream, target))
                     return
-                if self._copy_some(session, stream, target):
-                    self._change(session, stream, target)
-                    return
+
+    def _propose(self, session: Session, commands: Sequence[Command]) -> None:
+        for command in commands:
+            session.propose(command)
+        if self._edit is not None:
+            self._edit(session)
 
     def _copy_some(self, session: Session, stream: StreamState, target: tuple[bytes, ...]) -> bool:
         """Make copies on the volumes that are new to the stream; return whether all are there now.
@@ -399,16 +424,15 @@ class Move:
             logger.warning("stream %s: block %s is whole nowhere", stream.name, block.block_id.hex())
         return made.written and not made.lost
 
-    def _change(self, session: Session, stream: StreamState, target: tuple[bytes, ...]) -> None:
-        commands: list[Command] = [ChangePlacement(stream.incarnation, target)]
+    def _commands(self, stream: StreamState, target: tuple[bytes, ...]) -> list[Command]:
+        """Return what changes the placement, and says what was copied so far."""
+        commands: list[Command] = [ChangePlacement(stream.incarnation, target)] if target != stream.placement else []
         for volume_id, blocks in self._copied.items():
             held = sorted(blocks) if volume_id in target else []
             for start in range(0, len(held), HELD_PER_ENTRY_MAX):
                 part = b"".join(held[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(stream.incarnation, volume_id, part))
-        with session.group():
-            for command in commands:
-                session.propose(command)
+        return commands
 
 
 def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tuple[bytes, ...]:

@@ -6,10 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from harness.block_places import block_count
 
 from storage_core import Store
-from storage_core.errors import NotAStoreError
+from storage_core.errors import NotAStoreError, RequirementError
+from storage_core.metadata.config import StreamConfig
 
 
 def test_directories_that_volumes_lie_in_are_made(tmp_path: Path) -> None:
@@ -147,3 +150,49 @@ def test_open_or_create_called_by_several_at_once_makes_one_store(tmp_path: Path
     with ThreadPoolExecutor(4) as threads:
         stores = list(threads.map(lambda number: Store.open_or_create(tmp_path / "a", lock_timeout_s=30), range(4)))
     assert len({store.id for store in stores}) == 1
+
+
+def test_a_configuration_asks_for_what_a_dict_of_its_keys_asks_for(tmp_path: Path) -> None:
+    store = Store.create([tmp_path / name for name in "abc"], stream_defaults={"*": {"compression": "lz4"}})
+    made = [
+        store.add_stream({"name": "A", "subjects": ["a"], "max_msgs": 9}).config.to_json(),
+        store.add_stream(StreamConfig(name="B", subjects=("b",), max_msgs=9)).config.to_json(),
+    ]
+    assert {**made[0], "name": "B", "subjects": ["b"]} == made[1]
+    assert (made[1]["num_replicas"], made[1]["compression"], made[1]["max_msgs"]) == (3, "lz4", 9)
+    assert store.add_stream(StreamConfig(name="C")).config.subjects == ("C",)
+    whole = msgspec.structs.replace(store.stream("B").config, name="D")
+    assert store.add_stream(whole).config == whole, "a whole configuration has all its keys given"
+
+
+def test_an_edit_changes_what_is_given_and_nothing_else(tmp_path: Path) -> None:
+    store = Store.create([tmp_path / name for name in "abc"])
+    stream = store.add_stream({"name": "A", "subjects": ["a"], "max_msgs": 9, "compression": "lz4", "max_age": "2d"})
+    before = stream.config.to_json()
+    for changes in ({"max_bytes": 99}, {"max_msgs": -1}, {"num_replicas": 1, "description": "few"}):
+        store.edit_stream(StreamConfig(name="A", **changes))
+        before = {**before, **changes}
+        assert Store.open(tmp_path / "a").stream("A").config.to_json() == before
+        assert store.excess(StreamConfig(name="A", **changes)) is None
+    store.edit_stream(msgspec.structs.replace(stream.config, max_msgs=5))
+    assert stream.config.to_json() == {**before, "max_msgs": 5}
+
+
+def test_a_refused_edit_with_other_replicas_copies_nothing(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    store = Store.create(paths)
+    stream = store.add_stream({"name": "A", "num_replicas": 1, "deny_purge": True})
+    stream.publish("A", b"x")
+    count = block_count(store)
+    for changes in ({"deny_purge": False}, {"retention": "workqueue"}, {"sealed": True, "max_msgs": 0.5}):
+        with pytest.raises((RequirementError, ValueError)):
+            store.edit_stream({"name": "A", "num_replicas": 3, **changes})
+        assert (len(stream.state().placement), stream.config.num_replicas, block_count(store)) == (1, 1, count)
+    store.edit_stream({"name": "A", "num_replicas": 3, "max_msgs": 5})
+    assert (len(stream.state().placement), stream.config.max_msgs, block_count(store)) == (3, 5, 3)
+
+
+@pytest.mark.parametrize("setting", [7, 604_800, "50ms"])
+def test_a_retention_that_can_only_be_a_mistake_is_refused(tmp_path: Path, setting: Any) -> None:
+    with pytest.raises(ValueError, match=f"deleted_block_retention: {setting} is not 0 .none. or 100ms and more"):
+        Store.create(tmp_path / "a", deleted_block_retention=setting)

@@ -34,7 +34,7 @@ def test_processes_in_turn_write_each_block_once(volume: Path) -> None:
 
 def test_a_journal_is_as_large_as_what_is_on_disk(volume: Path) -> None:
     """Every block is removed soon, and unlinked soon after that: what the journal says of it goes as well."""
-    store = Store.create(volume, snapshot_every=8, deleted_block_retention="1ns")
+    store = Store.create(volume, snapshot_every=8, deleted_block_retention="0s")
     stream = store.add_stream({"name": "S"})
     largest = 0
     for _ in range(200):
