@@ -100,7 +100,8 @@ class Stream:
         StaleIncarnationError if the stream was deleted, also if another one has its name now.
         """
         got = self._append(table, writer)
-        return range(got.first, got.end) if got is not None else range(self.last_sequence + 1, self.last_sequence + 1)
+        next_sequence = self.state().next_sequence if got is None else 0
+        return range(got.first, got.end) if got is not None else range(next_sequence, next_sequence)
 
     def restore(self, batches: Iterable[pa.RecordBatch], writer: WriterBatch) -> range:
         """Append messages that were stored before; return the range of sequences that the stream has them in.

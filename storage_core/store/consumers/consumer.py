@@ -1,6 +1,5 @@
 """Consumer: the face of a durable consumer towards Python. It names one consumer of one incarnation of a stream."""
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -73,7 +72,7 @@ class _Handed:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a fetch knows before its turn."""
+    """What a fetch knows before its session."""
 
     count_max: int
     size_max: int
@@ -143,14 +142,15 @@ class Consumer(ConsumerPosition):
         """
         check_fetch(max_messages, timeout_s, max_bytes)
         size_max = FETCH_SIZE_MAX if max_bytes is None else max_bytes
-        pause, slept, until = PAUSE_FIRST_S, 0.0, time.monotonic() + timeout_s
+        monotonic = self._store.environment.monotonic
+        pause, slept, until = PAUSE_FIRST_S, 0.0, monotonic() + timeout_s
         looks = 0
         while True:
             table = self._fetch_now(max_messages, size_max)
             if table is not None and table.num_rows:
                 return table
             looks += 1
-            is_over = slept >= timeout_s or time.monotonic() >= until
+            is_over = slept >= timeout_s or monotonic() >= until
             # Something has moved: look again at once. Empty would say that nothing is there.
             if table is None and (looks < LOOKS_MIN or not is_over):
                 continue

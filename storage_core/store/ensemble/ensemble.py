@@ -7,7 +7,6 @@ or where they are (volume_set.py).
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -251,7 +250,7 @@ class Metadata:
                     if type(error) is not CorruptionError:
                         raise
                     raise CorruptionError(f"{error}. {remedy(self.label)}", **error.fields) from error
-        deadline = time.monotonic() + lock_timeout_s
+        deadline = self.env.monotonic() + lock_timeout_s
         is_fresh, pause_s = False, CONTENDED_PAUSE_S
         with translated(self.label):
             while True:
@@ -284,7 +283,7 @@ class Metadata:
                     except (Contended, SupersededError) as contention:
                         if isinstance(contention, SupersededError):
                             pause_s = min(2 * pause_s, SUPERSEDED_PAUSE_MAX_S)
-                        if time.monotonic() >= deadline:
+                        if self.env.monotonic() >= deadline:
                             raise StoreBusyError(
                                 f"{self.label}: other processes have held some of the volumes for {lock_timeout_s:g} s",
                                 store=self.label,
@@ -304,7 +303,7 @@ class Metadata:
         lockable = self._volumes.lockable(at_hand)
         learners = sum(voter.learner for voter in self._volumes.voters)
         needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
-        left_s = max(0.0, deadline - time.monotonic())
+        left_s = max(0.0, deadline - self.env.monotonic())
         return locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s))
 
 

@@ -87,10 +87,11 @@ def look(
     row: np.void | None = None,
     memory: ReadMemory | None = None,
 ) -> list[CopyDefect]:
-    """Read one copy from end to end; return what is wrong with it, but for what is explained. Never raises.
+    """Read one copy from end to end; return what is wrong with it, but for what is explained.
 
     `afresh`: from the disk, past the page cache. `row`: what a manifest says of the block that is not this store's own;
     then it has to say what the footer says, and all messages are validated. `memory`: to read into, for many blocks.
+    Raises ProcessError alone: a limit of this process says nothing about the copy.
     """
     try:
         reader = blocks.on_volume(partial(_open_reader, block, blocks, afresh))()

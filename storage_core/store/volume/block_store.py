@@ -29,7 +29,7 @@ REPAIR_SUFFIX = ".repair"  # a copy that is about to take the place of a bad one
 
 
 class BlockStore:
-    """The blocks on one volume of local disks. Every call may raise OSError."""
+    """The blocks on one volume. Every call may raise OSError."""
 
     def __init__(self, files: Files, volume: Path) -> None:
         self._files, self._root = files, volume / STREAMS

@@ -172,16 +172,12 @@ class Collected:
         self.pending = None
         if self.entries.get(entry.index) == entry:
             return
-        if entry.index < self.last:
+        follower = self.entries.get(entry.index + 1)
+        if entry.index < self.last and (follower is None or not follower.follows(entry.chain)):
             for later in [index for index in self.entries if index > entry.index]:
-                if not self._is_on_chain(entry, later):
-                    del self.entries[later]
+                del self.entries[later]
         self.entries[entry.index] = entry
         self.last = max(self.entries) if entry.index < self.last else entry.index
-
-    def _is_on_chain(self, entry: Entry, later: int) -> bool:
-        follower = self.entries.get(entry.index + 1)
-        return follower is not None and later > entry.index and follower.follows(entry.chain)
 
     def hurt(self, where: str) -> None:
         self.pending = self.last_bad = where

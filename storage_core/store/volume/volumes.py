@@ -148,18 +148,18 @@ def named(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | 
     first_error: StorageError | None = None
     for number, path in enumerate(paths):
         try:
-            look = looks[number] if looks else read_identity(files, path)
-            if isinstance(look, OSError):  # nobody even looked: an earlier call there has not returned yet
-                raise of_volume(look, f"{path} cannot be looked at: {look}")
-            if isinstance(look, BaseException):
-                raise look
+            identity = looks[number] if looks else read_identity(files, path)
+            if isinstance(identity, OSError):  # nobody even looked: an earlier call there has not returned yet
+                raise of_volume(identity, f"{path} cannot be looked at: {identity}")
+            if isinstance(identity, BaseException):
+                raise identity
         except UnsupportedVersionError:
             raise
         except StorageError as error:
             raise_if_limit(error, path)
             first_error = first_error or error
             continue
-        volumes.append(Volume(look.volume_id, path, look, files=files))
+        volumes.append(Volume(identity.volume_id, path, identity, files=files))
     if not volumes:
         assert first_error is not None
         raise first_error
@@ -265,7 +265,7 @@ def recorded_paths(volumes: Sequence[Volume]) -> dict[bytes, str]:
 
 
 def _neighbours(volume: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes, Path]]:
-    """Return where every volume is if all of them stand to `one` as they were recorded."""
+    """Return where every volume is if all of them lie relative to this one as they were recorded."""
     if volume.volume_id not in recorded:
         return []
     if volume.is_remote:
