@@ -205,7 +205,7 @@ def writes_without_a_vote() -> list[Replacement]:
         positions = self._on_members(prepare, "segment", None)
         self._see(positions=positions, term_seen=leadership.term)
         self._memory.lead(leadership)
-        self._write(self._apply(NoOp(), leadership), frees)
+        self._write(self._apply(NoOp(), leadership), leadership, frees)
 
     original = Session._recover
     return [(Session, "_recover", recover)]
