@@ -22,7 +22,7 @@ from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, re
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
 from datasource.shape import Shape
-from datasource.store_opening import open_store_of
+from datasource.store_opening import open_for_reading, open_store_of
 from datasource.workers import freeze_modules
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, StreamNotFoundError
@@ -55,7 +55,8 @@ class MessageReader(DataSourceReader):
         freeze_modules()
         if self.constraints.impossible:
             return [SlicePartition(())]
-        with open_store_of(self.settings, self.settings.take_over) as store:
+        opening = open_store_of if self.settings.consumer else open_for_reading  # who reads as a consumer makes it
+        with opening(self.settings, self.settings.take_over) as store:
             request = self._request(store)
             own = self._filters_of_consumer(store, request.streams)
             planned = [self._narrowed(store.plan(part).slices, store) for part in _apart(request, own)]
@@ -155,7 +156,7 @@ def _on_damage(damage: ReadDamage, settings: Settings) -> None:
         log.warning("%s", damage)
         return
     with seen_from_here(settings):
-        open_store_of(settings).close()
+        open_for_reading(settings).close()
     if not settings.fail_on_data_loss and not damage.is_away:
         log.warning("failOnDataLoss=false, the read goes on: %s", damage)
 

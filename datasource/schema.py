@@ -101,6 +101,8 @@ EVENT_TYPES: dict[str, DataType] = {
     "before": StringType(),
     "after": StringType(),
     "reason": StringType(),
+    "count": LongType(),
+    "last_time": TimestampType(),
 }
 
 DAMAGE_TYPES: dict[str, DataType] = {

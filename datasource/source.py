@@ -51,7 +51,7 @@ from datasource.settings import (
     WriteSettings,
 )
 from datasource.spark_versions import keeps_filters_apart
-from datasource.store_opening import open_foreign_store, open_store_of
+from datasource.store_opening import open_for_reading, open_foreign_store
 from storage_core import Store
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ def schema(options: Mapping[str, str]) -> StructType:
         check_streams(settings)
         return _offered(settings)
     if isinstance(settings, StreamReadSettings):
-        with open_store_of(settings) as store:
+        with open_for_reading(settings) as store:
             pick_streams(store.streams(), settings.streams)
         return _offered(settings)
     if settings.layout in FOREIGN:
         select_streams(open_foreign_store(settings).streams(), settings.streams)
     else:
-        with open_store_of(settings) as store:
+        with open_for_reading(settings) as store:
             select = pick_streams if settings.table in OF_MESSAGES else select_streams
             select(_known_streams(store, settings), settings.streams)
     return _offered(settings)

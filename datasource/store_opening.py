@@ -13,14 +13,17 @@ from storage_core.paths import place
 if TYPE_CHECKING:
     from storage_core.foreign import ForeignStore
 
+Settings = ReadSettings | StreamReadSettings | WriteSettings
+
 
 def open_store(
     paths: Sequence[str],
     lock_timeout_s: float,
     take_over: bool = False,
     storage_options: Mapping[str, str] | None = None,
+    read_only: bool = False,
 ) -> Store:
-    """Return the jstream store; raises as `Store.open` does.
+    """Return the jstream store; raises as `Store.open` does. One that is `read_only` recovers from a power loss.
 
     `take_over`: this host writes the store from now on. For the beginning of a read, a write or a query alone: one that
     goes on and is refused was taken over from, and would take the store back from its successor.
@@ -29,9 +32,11 @@ def open_store(
         try:
             return Store.open(
                 [place(path) for path in paths],
+                read_only,
                 lock_timeout_s=lock_timeout_s,
                 take_over=take_over,
                 storage_options=storage_options,
+                recovers=read_only,
             )
         except NotAStoreError as error:
             from storage_core.foreign import recognise_foreign  # a third of all imports, and seldom needed
@@ -45,9 +50,16 @@ def open_store(
             raise
 
 
-def open_store_of(settings: ReadSettings | StreamReadSettings | WriteSettings, take_over: bool = False) -> Store:
+def open_store_of(settings: Settings, take_over: bool = False) -> Store:
     """Return the jstream store that the options name; `take_over` as in `open_store`."""
     return open_store(settings.paths, settings.lock_timeout_s, take_over, settings.storage)
+
+
+def open_for_reading(settings: Settings, take_over: bool = False) -> Store:
+    """Return the same for reading alone: who plans a batch writes nothing."""
+    if take_over:
+        open_store_of(settings, take_over=True).close()
+    return open_store(settings.paths, settings.lock_timeout_s, storage_options=settings.storage, read_only=True)
 
 
 def open_foreign_store(settings: ReadSettings) -> "ForeignStore":

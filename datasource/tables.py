@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from datasource.edge import show_codes
 from datasource.reader import select_streams
 from datasource.settings import CONSUMERS, DAMAGE, EVENTS, STREAMS, ReadSettings
-from datasource.store_opening import open_store_of
+from datasource.store_opening import open_for_reading
 from datasource.values import parse_time_ns
 from storage_core import Store
 from storage_core.store.consumers.lag import consumer_report
@@ -46,30 +46,30 @@ class TableReader(DataSourceReader):
 
 
 def _streams(settings: ReadSettings) -> list[dict[str, Any]]:
-    with open_store_of(settings) as store:
+    with open_for_reading(settings) as store:
         names = select_streams(store.streams(), settings.streams or ("*",)) if store.streams() else []
         return [stream_row(info) for info in store.report(names, exact_times=True)]
 
 
 def _consumers(settings: ReadSettings) -> list[dict[str, Any]]:
     """Return the rows of consumers; it moves none of them."""
-    with open_store_of(settings) as store:
+    with open_for_reading(settings) as store:
         return consumer_rows(store, _chosen(store, settings))
 
 
 def _events(settings: ReadSettings) -> list[dict[str, Any]]:
     """Return what happened to the store and its volumes."""
-    with open_store_of(settings) as store:
+    with open_for_reading(settings) as store:
         events = store.events()
         if settings.streams:
             names = set(select_streams(event_streams(store), settings.streams))
             events = [event for event in events if event["stream"] in names]
-        return [{**event, "time": _time(event["time"])} for event in events]
+        return [{**event, "time": _time(event["time"]), "last_time": _time(event["last_time"])} for event in events]
 
 
 def _damage(settings: ReadSettings) -> list[dict[str, Any]]:
     """Check every block, and return what is damaged."""
-    with open_store_of(settings) as store:
+    with open_for_reading(settings) as store:
         damage: list[dict[str, Any]] = store.verify(streams=_chosen(store, settings))["damage"]
         return damage
 
@@ -116,7 +116,7 @@ def stream_row(info: dict[str, Any]) -> dict[str, Any]:
 def consumer_rows(store: Store, streams: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return the columns of `schema.CONSUMER_TYPES` for each consumer of these streams; None: of all."""
     state, rows = store.state(), []
-    for info in consumer_report(store, streams, reconcile=False):
+    for info in consumer_report(store, streams):
         stream = state.stream(info["stream_name"])
         consumer = stream.consumers.get(info["name"].casefold()) if stream is not None else None
         if stream is None or consumer is None:

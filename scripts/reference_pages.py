@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 import pyspark_jstream
 from spark_stream.cli.app import app
 from spark_stream.metrics import MAINTENANCE_METRICS, METRICS
+from storage_core.metadata.events import KINDS
 from storage_core.notebook import stylesheet
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.stream import Stream
@@ -132,6 +133,20 @@ def metrics_page() -> Iterator[str]:
         yield f"| `{name}` | {', '.join(f'`{label}`' for label in labels)} | {_plain(text)} |"
 
 
+def events_page() -> Iterator[str]:
+    yield "# Events\n"
+    yield (
+        "The kinds of events that `jstream events` shows. A *fact* is told each time, a *condition* once, until an "
+        "*end* about the same volume, copy, stream or consumer. `count` says how often a cause came back. "
+        "`jstream check --events-since` warns of a *problem*.\n"
+    )
+    yield "| kind | is | made by |\n|---|---|---|"
+    for name, kind in KINDS.items():
+        words = ("condition" if kind.is_condition else "fact", kind.ends and "end", kind.is_problem and "problem")
+        shown = ", ".join(word for word in words if word)
+        yield f"| `{name}` | {shown} | {_plain(kind.made_by)} |"
+
+
 def _plain(text: str) -> str:
     """Return text of ours as Markdown; `code` stays code."""
     pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
@@ -142,4 +157,5 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "commands": commands_page,
     "python": python_page,
     "metrics": metrics_page,
+    "events": events_page,
 }

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from spark_stream.store_scan import Scan
+from storage_core.metadata.events import KINDS
 from storage_core.quantities import format_duration, parse_time_ns
 from storage_core.store.describe import event_json
 
-EVENTS_OF_PROBLEMS = (
-    "damaged", "missing", "foreign", "rolled_back", "retired", "rejoined", "repaired", "drift", "lost",
-    "consumer_failed", "consumer_unreadable", "consumer_exhausted", "consumer_skipped", "query_failed",
-    "query_unreadable",
-)  # fmt: skip
 ADOPT = ("repair", "--adopt")  # prints a plan of what the volumes that are left can do alone
 _S, _DAY_NS = 10**9, 86_400 * 10**9
 
@@ -158,7 +154,8 @@ def _of_events(scan: Scan, limits: Limits) -> Iterator[Problem]:
     counts: Counter[tuple[str, str, str, str]] = Counter()
     last: dict[tuple[str, str, str, str], str] = {}
     for event in scan.state.events:
-        if event.kind in EVENTS_OF_PROBLEMS and event.time_ns >= limits.events_since_ns:
+        is_problem = event.kind in KINDS and KINDS[event.kind].is_problem
+        if is_problem and event.time_ns >= limits.events_since_ns:
             volume = scan.labels.get(event.volume, event.volume)
             key = (volume, event.stream, event.consumer, event.kind)
             counts[key] += 1

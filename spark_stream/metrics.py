@@ -204,7 +204,7 @@ def _of_replica(replica: Mapping[str, Any], labels: tuple[str, ...]) -> Iterator
 
 
 def _of_consumers(store: Store) -> Iterator[Sample]:
-    for info in consumer_report(store, reconcile=False):
+    for info in consumer_report(store):
         labels = (store.id.hex(), str(info["stream_name"]), str(info["name"]))
         yield "jstream_consumer_delivered_sequence", info["delivered"]["stream_seq"], labels
         yield "jstream_consumer_ack_floor", info["ack_floor"]["stream_seq"], labels

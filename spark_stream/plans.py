@@ -34,7 +34,6 @@ def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: i
     from storage_core.errors import NotFoundError
     from storage_core.store.consumers.consumer import where_to_go_on
     from storage_core.store.consumers.filtered import wanted_in
-    from storage_core.store.consumers.position import decision_of
 
     state, before, info = stream.state(), consumer.state(), consumer.info()
     end = state.next_sequence
@@ -52,7 +51,7 @@ def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: i
         "delivered": info["delivered"],
         "ack_floor": info["ack_floor"],
         "num_ack_pending": info["num_ack_pending"],
-        "problem": decision_of(state, before).reason or None,
+        "problem": info["problem"],
         "next_seq": to,
         "num_again": len(ahead.difference(still_open)),
         "num_skipped": len(still_open.difference(ahead)),

@@ -45,7 +45,7 @@ def scan_of(store: Store) -> Scan:
             {**stream_summary(stream), "cluster": _labelled(stream_cluster(survey, stream), labels)}
             for stream in by_name(state)
         ],
-        consumers=consumer_report(store, reconcile=False, state=state),
+        consumers=consumer_report(store, state=state),
         labels=labels,
         spaces={name: space for name, space in spaces.items() if space is not None},
     )

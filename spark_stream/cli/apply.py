@@ -51,7 +51,7 @@ def apply(
         )
     if execute and delete:
         require_consent_possible("apply --delete", force)
-    with open_store(volumes, take_over=take_over and execute) as opened:
+    with open_store(volumes, take_over=take_over and execute, read_only=not execute) as opened:
         planned = plan(opened, wanted, delete)
         if json and (planned.conflicts or not execute):
             print_json(_as_json(planned, False))

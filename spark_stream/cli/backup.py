@@ -36,7 +36,7 @@ def backup(
 
     The store may be written meanwhile: what comes after the beginning is not in it.
     """
-    with open_store(store) as opened, progress_bar("blocks") as progress:
+    with open_store(store, read_only=True) as opened, progress_bar("blocks") as progress:
         report = opened.backup(directory, streams or None, progress)
     if json:
         print_json(report)

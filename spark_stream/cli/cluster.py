@@ -54,7 +54,7 @@ def info(watch: WatchOption = None, store: StoreOption = "", json: JsonOption = 
 
 
 def _show_info(store: str, json: bool) -> None:
-    with open_store(store, warns=False) as opened:
+    with open_store(store, warns=False, read_only=True) as opened:
         cluster, labels = opened.cluster_info(), volume_labels(opened)
     _print_info(cluster, labels, json)
 

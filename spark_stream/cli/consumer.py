@@ -84,7 +84,7 @@ def list_consumers(
     """List the consumers of a stream."""
     from storage_core.store.consumers.position import position_in
 
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         state = opened.stream_state(stream)
         consumers = sorted(consumer.name for consumer in state.consumers.values())
         if json:
@@ -94,7 +94,7 @@ def list_consumers(
         elif not consumers:
             say(f"stream {stream} has no consumers")
         else:
-            rows = [_row(position_in(opened, state, consumer).reconciled_info()) for consumer in consumers]
+            rows = [_row(position_in(opened, state, consumer).info()) for consumer in consumers]
             columns = ("name", "filter", "ack", "delivered", "ack floor", "ack pending", "pending", "description")
             print_table(columns, rows, f"Consumers of {stream}")
 
@@ -104,8 +104,8 @@ def info(stream: StreamArgument, name: ConsumerArgument, store: StoreOption = ""
     """Show one consumer: configuration, state, what happened to it."""
     from storage_core.store.consumers.position import position_in
 
-    with open_store(store) as opened:
-        described = position_in(opened, opened.stream_state(stream), name).reconciled_info()
+    with open_store(store, read_only=True) as opened:
+        described = position_in(opened, opened.stream_state(stream), name).info()
     _print_info(described, json)
 
 
@@ -125,7 +125,7 @@ def report(
 def _show_report(stream: str | None, store: str, json: bool) -> None:
     from storage_core.store.consumers.lag import consumer_report
 
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         consumers = consumer_report(opened, None if stream is None else [stream])
     if json:
         print_json(consumers)
@@ -135,10 +135,7 @@ def _show_report(stream: str | None, store: str, json: bool) -> None:
         return
     print_table(REPORT_COLUMNS, [_report_row(consumer) for consumer in consumers], "Consumers")
     for consumer in consumers:
-        if consumer["problem"]:
-            say(
-                f"consumer {consumer['name']} of stream {consumer['stream_name']} does not go on: {consumer['problem']}"
-            )
+        _say_position(consumer)
 
 
 @app.command("rm")
@@ -229,6 +226,15 @@ def _report_row(info: dict[str, Any]) -> list[Any]:
     ]
 
 
+def _say_position(info: dict[str, Any]) -> None:
+    """Say why a consumer waits for a decision, or where it goes on by itself."""
+    name, moves_to = f"consumer {info['name']} of stream {info['stream_name']}", info["moves_to"]
+    if info["problem"]:
+        say(f"{name} is stopped: {info['problem']}")
+    elif moves_to is not None:
+        say(f"{name} continues with {moves_to['next_seq']} at its next read: {moves_to['reason']}")
+
+
 def _show_span(seconds: float) -> str:
     """Return a span of time for people, its two largest units: `3d4h`, `2m5s`; below a minute `1.5s`."""
     if seconds < 60:
@@ -280,6 +286,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("incarnation", info["incarnation"]),
     ]
     print_facts("State", state)
+    _say_position(info)
     if info["events"]:
         columns = ("time", "kind", "before", "after", "reason")
         print_table(columns, [[event[column] for column in columns] for event in info["events"]], "Events")

@@ -132,7 +132,7 @@ def reset(
     json: JsonOption = False,
 ) -> None:
     """Let a consumer go on somewhere else: prints what that would do, and does it with --execute."""
-    with open_store(store, take_over=take_over and execute) as opened:
+    with open_store(store, take_over=take_over and execute, read_only=not execute) as opened:
         opened_stream = opened.stream(stream)
         consumer = opened_stream.consumer(name)
         target = None if to is None else _place(opened_stream, to)

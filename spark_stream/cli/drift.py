@@ -60,7 +60,8 @@ def own(
             raise WrongUsage(f"put the options behind the verb: jstream drift {context.invoked_subcommand} ...")
         return
     check_picture(picture)
-    with open_store(resolve_store(context, store), warns=False) as opened:  # what is wrong is said of the copies
+    volumes = resolve_store(context, store)
+    with open_store(volumes, warns=False, read_only=True) as opened:  # what is wrong is said of the copies
         drifts = _compare_all(streams or opened.streams(), opened.compare, "blocks")
     show(drifts, picture, json, REMEDY)
 

@@ -15,7 +15,7 @@ from spark_stream.look.terminal import print_json, print_table, printable, say, 
 if TYPE_CHECKING:
     from storage_core import Store
 
-_COLUMNS = ("time", "kind", "stream", "consumer", "volume", "before", "after", "reason")
+_COLUMNS = ("time", "kind", "stream", "consumer", "volume", "before", "after", "count", "reason")
 
 
 def events(
@@ -31,7 +31,7 @@ def events(
     json: JsonOption = False,
 ) -> None:
     """Show what happened to the store and its volumes, oldest first; the newest 4096 events are kept."""
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         labels = volume_labels(opened)
         if follow:
             for event in following(opened, last, stream, kind):
@@ -68,16 +68,23 @@ def following(
 
 def _new(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Return what `after` has at its end that `before` had not; the oldest events may have gone meanwhile."""
-    for count in range(len(after) + 1):
-        kept = len(after) - count
-        if kept <= len(before) and list(after[:kept]) == list(before[len(before) - kept :]):
+    known, present = [_without_count(event) for event in before], [_without_count(event) for event in after]
+    for count in range(len(present) + 1):
+        kept = len(present) - count
+        if kept <= len(known) and present[:kept] == known[len(known) - kept :]:
             return after[kept:]
     return after
+
+
+def _without_count(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stays the same of an event, whose cause may be met again."""
+    return {key: value for key, value in event.items() if key not in ("count", "last_time")}
 
 
 def _line(event: dict[str, Any], labels: Mapping[str, str]) -> str:
     event = {**event, "volume": labels.get(event["volume"], event["volume"])}
     about = " ".join(f"{name} {event[name]}" for name in ("stream", "consumer", "volume") if event[name])
     change = " -> ".join(event[name] for name in ("before", "after") if event[name])
-    parts = [f"{event['time']} {event['kind']}", about, change, event["reason"]]
+    times = f"{event['count']} times, last at {event['last_time']}" if event["last_time"] else ""
+    parts = [f"{event['time']} {event['kind']}", about, change, times, event["reason"]]
     return printable(": ".join(part for part in parts if part)) + "\n"

@@ -71,7 +71,7 @@ def export(
         raise WrongUsage("--json is the report, and the messages go to stdout: pass one of them, - or --json")
     if path is not None:
         path = _place(path, force)
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         plan = _plan(opened, name, (first, end), (since, until), subject)
         (covered,) = plan.ranges
         with progress_bar("messages") as progress:

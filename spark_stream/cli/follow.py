@@ -153,7 +153,7 @@ def subscribe(
         raise WrongUsage("pass a SUBJECT, or --stream STREAM")
     if sum((everything, last is not None, start_sequence is not None, since is not None)) > 1:
         raise WrongUsage("--all, --last, --start-sequence and --since all say where to begin: pass one of them")
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         streams = [opened.stream(stream)] if stream is not None else streams_with(opened, str(subject))
         if start_sequence is not None and len(streams) > 1:
             names = ", ".join(stream.name for stream in streams)

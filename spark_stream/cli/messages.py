@@ -55,7 +55,7 @@ def get(
     json: JsonOption = False,
 ) -> None:
     """Print one message: by sequence, or the last one of a subject."""
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         stream = opened.stream(name)
         if sequence is not None and last_for is None:
             message = stream.get(sequence)
@@ -85,7 +85,7 @@ def view(
     if first is not None and since is not None:
         raise WrongUsage("--id and --since both say where to begin: pass one of them")
     style = Style.chosen(json, raw)
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         stream = opened.stream(name)
         if since is not None:
             sequence = opened.first_at_time(name, parse_since_ns(since, "--since", time.time_ns()))
@@ -137,7 +137,7 @@ def last(
     json: JsonOption = False,
 ) -> None:
     """Print the last message of each subject; --json prints one per line."""
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         from storage_core.store.reading.latest import latest_only
         from storage_core.store.stream import check_filters
 
@@ -167,7 +167,7 @@ def subjects(
         raise WrongUsage(f"--sort {sort!r} is neither name nor messages")
     if wanted is not None and subject_filter is not None:
         raise WrongUsage("FILTER and --filter are the same: pass one of them")
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         counts = opened.stream(name).subjects(subject_filter if wanted is None else wanted)
     ordered = dict(sorted(counts.items(), key=lambda item: (-item[1] if sort == "messages" else 0, item[0])))
     if json:
@@ -188,7 +188,7 @@ def gaps(
     json: JsonOption = False,
 ) -> None:
     """List the sequences that are not there any more: removed or lost. As JSON they are half open: first, end."""
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         ranges = opened.stream(name).gaps()
     if json:
         print_json([[first, end] for first, end in ranges])
@@ -233,7 +233,7 @@ def purge(
     before_ns = _before_ns(older_than, before)
     if not dry_run:
         require_consent_possible("stream purge", force)
-    with open_store(store, take_over=take_over and not dry_run) as opened:
+    with open_store(store, take_over=take_over and not dry_run, read_only=dry_run) as opened:
         stream = opened.stream(name)
         if dry_run or not force:
             plan = stream.purge_plan(subject, keep, up_to, before_ns)

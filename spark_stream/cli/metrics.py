@@ -33,7 +33,7 @@ def metrics(
         from spark_stream.metrics import MetricsServer, StoreCollector, exposition, write_textfile
     except ModuleNotFoundError as error:
         raise CommandFailed(str(error)) from error
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         collectors = [StoreCollector([opened.paths], storage_options())]
     if textfile is not None:
         check_textfile(textfile, "--textfile")

@@ -129,16 +129,19 @@ def blas_on_one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def open_store(volumes: str, take_over: bool = False, warns: bool = True) -> Iterator["Store"]:
-    """Open the store at comma-separated paths for one command. Reading takes no lock but to recover from a power loss.
+def open_store(volumes: str, take_over: bool = False, warns: bool = True, read_only: bool = False) -> Iterator["Store"]:
+    """Open the store at comma-separated paths for one command.
 
+    `read_only`: the command writes nothing, and takes no lock, but to recover once from a power loss.
     `warns`: say on stderr which volumes are lost or damaged; not for commands that say more about them.
     """
     with blas_on_one_thread():
         from storage_core import Store
         from storage_core.errors import NotAStoreError
     try:
-        store = Store.open(volumes, take_over=take_over, storage_options=storage_options())
+        store = Store.open(
+            volumes, read_only, take_over=take_over, storage_options=storage_options(), recovers=read_only
+        )
     except NotAStoreError as error:
         raise CommandFailed(f"{error}{_foreign_advice(volumes)}") from error
     with store:

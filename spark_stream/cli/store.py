@@ -118,7 +118,7 @@ def edit(
 @app.command("info")
 def info(store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the store: its settings, size and volumes."""
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         described = opened.info()
     _print_info(described, json)
 

@@ -81,7 +81,7 @@ def edit(
     wanted = {key: value for key, value in {**read_config_file(config), **spelled}.items() if key != "name"}
     if not wanted:
         raise WrongUsage("nothing to change: pass an option that names a new value")
-    with open_store(store, take_over=take_over and not dry_run) as opened:
+    with open_store(store, take_over=take_over and not dry_run, read_only=dry_run) as opened:
         before = opened.stream(name).config.to_json()
         changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
         removed = _over_limits(opened, {**changes, "name": name}) if changes else None
@@ -113,7 +113,7 @@ def list_streams(
     json: JsonOption = False,
 ) -> None:
     """List the streams."""
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         streams = [info for info in _summaries(opened) if subject is None or _may_hold(info, subject)]
     _print_list(streams, names, json)
 
@@ -121,7 +121,7 @@ def list_streams(
 @app.command("info")
 def info(name: StreamArgument, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show one stream: configuration, state, replicas."""
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         described, labels = opened.report([name], exact_times=True)[0], volume_labels(opened)
     _print_info(described, labels, json)
 
@@ -169,7 +169,7 @@ def find(
             and (replicas is None or config["num_replicas"] <= replicas)
         )
 
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         streams = [stream for stream in _summaries(opened) if meets(stream) is not invert]
     _print_list(streams, names, json)
 
@@ -226,7 +226,8 @@ def copy(
     from storage_core.store.imports.copying import copy_stream
 
     put_into_environment()  # both stores are opened, and one may be on disks
-    with open_store(store) as source, open_store(target, take_over) as opened, progress_bar("blocks") as progress:
+    source_store, target_store = open_store(store, read_only=True), open_store(target, take_over)
+    with source_store as source, target_store as opened, progress_bar("blocks") as progress:
         copied = copy_stream(source, opened, name, as_name, progress)
     if json:
         print_json(copied)
@@ -312,7 +313,7 @@ def _row(info: dict[str, Any]) -> list[Any]:
 
 
 def _show_report(store: str, json: bool) -> None:
-    with open_store(store) as opened:
+    with open_store(store, read_only=True) as opened:
         infos = opened.report()
         warn_of_replicas(opened, infos)
     if json:

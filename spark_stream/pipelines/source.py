@@ -117,7 +117,7 @@ def check_stores(pipeline: Pipeline) -> list[str]:
 
 def _opened(pipeline: Pipeline, place: str, volumes: list[str]) -> Store:
     try:
-        return open_store(volumes, LOCK_TIMEOUT_S)
+        return open_store(volumes, LOCK_TIMEOUT_S, read_only=True)
     except NotAStoreError as error:
         raise NotAStoreError(f"{pipeline.file}: {place}.store: {error}") from error
 
@@ -134,7 +134,7 @@ def _described(store: Store, name: str, subject: str) -> list[str]:
 
 def streams_of(source: Source) -> dict[str, StreamState]:
     """Return the streams that the source reads, by name, as they are now."""
-    with open_store(source.volumes, LOCK_TIMEOUT_S) as store:
+    with open_store(source.volumes, LOCK_TIMEOUT_S, read_only=True) as store:
         return {name: store.stream_state(name) for name in matching(store, source)}
 
 

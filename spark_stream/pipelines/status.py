@@ -8,18 +8,17 @@ from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.source import matching
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
 from storage_core import Store
-from storage_core.paths import place
 
 
-def status(pipeline: Pipeline, read_only: bool = False) -> dict[str, Any]:
-    """Return the status for programs and people; `read_only`: takes no lock, whatever state the store is in.
+def status(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the status for programs and people; nothing is written.
 
     `position`: the next sequence, null if the pipeline has read none of the stream as it is now. `lag`: messages that
     are there from that one on.
     """
     state = PipelineState(pipeline.checkpoint)
     offsets = state.offsets()
-    streams = _streams(pipeline, offsets, read_only)
+    streams = _streams(pipeline, offsets)
     runs = state.runs()
     return {
         "pipeline": pipeline.name,
@@ -40,12 +39,10 @@ def messages_to_go(pipeline: Pipeline) -> int:
     return sum(stream["lag"] or 0 for stream in _streams(pipeline, PipelineState(pipeline.checkpoint).offsets()))
 
 
-def _streams(pipeline: Pipeline, offsets: QueryOffsets | None, read_only: bool = False) -> list[dict[str, Any]]:
+def _streams(pipeline: Pipeline, offsets: QueryOffsets | None) -> list[dict[str, Any]]:
     done = offsets.done if offsets is not None else {}
     known = offsets.incarnations if offsets is not None else {}
-    volumes = pipeline.source.volumes
-    opened = Store.open([place(path) for path in volumes], read_only=True) if read_only else None
-    with opened or open_store(volumes, LOCK_TIMEOUT_S) as store:
+    with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S, read_only=True) as store:
         names = sorted({*matching(store, pipeline.source), *done})
         return [_stream(store, name, done.get(name), known.get(name), pipeline.source.consumer) for name in names]
 

@@ -53,6 +53,8 @@ class Event(msgspec.Struct, frozen=True):
     after: str = ""
     reason: str = ""
     time_ns: int = 0  # 0: that of the entry that brings it
+    count: int = 0  # how often its cause was met so far; 0: it is not counted
+    last_ns: int = 0  # when last, if more than once
 
 
 def timed(events: Iterable[Event], time_ns: int) -> tuple[Event, ...]:

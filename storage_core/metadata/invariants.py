@@ -27,11 +27,11 @@ from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
+from storage_core.metadata.events import EVENT_COUNT_MAX
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
-    EVENT_COUNT_MAX,
     TIME_MAX_NS,
     BatchResult,
     StoreState,
@@ -375,7 +375,8 @@ def check_settings(settings: StoreSettings) -> None:
 def check_events(label: str, events: Sequence[Event], count_max: int = NUMBER_MAX) -> None:
     check_number(label, len(events), 0, count_max)
     for event in events:
-        check_number(f"{label}: time_ns", event.time_ns, 0)
+        for name in ("time_ns", "count", "last_ns"):
+            check_number(f"{label}: {name}", getattr(event, name), 0)
 
 
 def check_volume_change(change: VolumeChange | None) -> None:

@@ -10,12 +10,15 @@ refused one costs no write.
 from collections.abc import Callable
 from typing import Any, get_args
 
+import msgspec
+
 from storage_core import errors
 from storage_core.frozen import replace
 from storage_core.metadata import appends, commands, removals, store_changes, stream_changes
 from storage_core.metadata.command_invariants import check_command
 from storage_core.metadata.commands import ConsumerCommand, Envelope
 from storage_core.metadata.consumers import advanced, apply_to
+from storage_core.metadata.events import new_events
 from storage_core.metadata.results import (
     AppendDone,
     ConsumerDone,
@@ -53,6 +56,8 @@ def apply(
 
 def _consumer(state: StoreState, place: Place, time_ns: int, command: ConsumerCommand) -> tuple[StoreState, Result]:
     stream = stream_changes.live(state, command.incarnation)
+    if events := getattr(command, "events", ()):
+        command = msgspec.structs.replace(command, events=new_events(state.events, events))
     try:
         stream, events, count = apply_to(stream, time_ns, command)
     except errors.StorageError as error:

@@ -9,7 +9,6 @@ The questions, their answers and the table of what is done stand in docs/reconci
 test holds one against the other. The rule has no clock and changes nothing: whoever asks writes the outcome down.
 """
 
-import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
@@ -204,14 +203,6 @@ def decide_without_stream(position: Position, name: str, policy: str) -> Decisio
         f"incarnation {position.incarnation.hex()} is gone"
     )
     return Decision(Action.FAIL if policy == FAIL else Action.LEAVE, position.next_sequence, reason)
-
-
-_HOLDS = re.compile(r"it holds (?:\d+ to \d+|no messages, the next one gets sequence \d+)")  # as _reason says it
-
-
-def says_the_same(reason: str, other: str) -> bool:
-    """Return whether two reasons tell of the same, while the stream may have grown in between."""
-    return reason == other or _HOLDS.sub("", reason) == _HOLDS.sub("", other)
 
 
 def _target(position: Position, stream: StreamFacts, case: dict[str, str]) -> int:

@@ -36,7 +36,6 @@ TRANSACTION_DTYPE = np.dtype([("id", "V16"), ("outcome", "u1"), ("index", "<i8")
 COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
 STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
 BATCHES_KEPT = 4096  # newest batches of a batch writer that are remembered though none of their messages is left
-EVENT_COUNT_MAX = 4096  # newest events that are kept
 TIME_MAX_NS = 2**63 - 1  # times are int64
 BATCH_DIGITS_MAX = 18  # of a batch's number, which is an i64
 

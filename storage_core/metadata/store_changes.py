@@ -6,6 +6,7 @@ import numpy as np
 
 from storage_core import errors
 from storage_core.frozen import replace
+from storage_core.metadata import events as event_history
 from storage_core.metadata.commands import (
     ChangeVolumes,
     EditStore,
@@ -16,11 +17,10 @@ from storage_core.metadata.commands import (
     RecordEvents,
     TakeOver,
     ids_of_voters,
-    timed,
 )
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.results import Done, Place, Result, refuse, refuse_with
-from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, Streams, StreamState
+from storage_core.metadata.state import StoreState, Streams, StreamState
 from storage_core.raft import rules
 
 
@@ -114,7 +114,8 @@ def record_events(state: StoreState, place: Place, time_ns: int, command: Record
 
 
 def with_events(state: StoreState, events: tuple[Event, ...], time_ns: int) -> StoreState:
-    return replace(state, events=(*state.events, *timed(events, time_ns))[-EVENT_COUNT_MAX:]) if events else state
+    known = event_history.with_events(state.events, events, time_ns)
+    return state if known is state.events else replace(state, events=known)
 
 
 def forget_transactions(

@@ -7,6 +7,7 @@ import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, ids_of_voters
+from storage_core.metadata.events import KINDS
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.raft.rules import majority
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
     from storage_core.store.replicas.replicas import Replica, Survey
 
 ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
-EVENT_KINDS = (
-    "behind", "damaged", "missing", "foreign", "rolled_back", "retired", "returned", "rejoined", "repaired", "drift",
-    "lost", "scrub", "volume_added", "volume_removed", "volume_replaced", "adopted", "restored",
-    "import_begun", "imported", "copied",
-    "took_over", "consumer_reconciled", "consumer_failed", "consumer_reset", "consumer_unreadable",
-    "batch_again", "consumer_exhausted", "consumer_moved", "consumer_taken_over", "query_reconciled", "query_failed",
-    "query_unreadable", "consumer_skipped", "batch_shortened", "archived", "archive_failed", "markers_left_out",
-    "asked",
-)  # fmt: skip
 
 
 # --- the store and its volumes
@@ -254,9 +246,9 @@ def events(
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise ValueError(f"limit: {limit!r} is no number of events")
     if kind is not None:
-        kinds = {*EVENT_KINDS, *(event.kind for event in state.events)}
+        kinds = kinds_in(state)
         if kind not in kinds:
-            hint = instead(str(kind), sorted(kinds))
+            hint = instead(str(kind), kinds)
             raise ValueError(f"kind: {kind!r} is no kind of event{hint}")
     chosen = [event for event in state.events if stream in (None, event.stream) and kind in (None, event.kind)]
     return [
@@ -264,7 +256,17 @@ def events(
     ]
 
 
+def kinds_in(state: StoreState) -> list[str]:
+    """Return the kinds that events may be of, and those that this program does not know, by name."""
+    return sorted({*KINDS, *(event.kind for event in state.events)})
+
+
 def event_json(event: Event) -> dict[str, Any]:
     """Return the shape of one element of `events --json`."""
     names = ("kind", "stream", "consumer", "volume", "before", "after", "reason")
-    return {"time": rfc3339(event.time_ns), **{name: str(getattr(event, name)) or None for name in names}}
+    return {
+        "time": rfc3339(event.time_ns),
+        **{name: str(getattr(event, name)) or None for name in names},
+        "count": event.count or None,
+        "last_time": rfc3339(event.last_ns) if event.last_ns else None,
+    }

@@ -115,6 +115,7 @@ class Environment:
     locks_elsewhere: Callable[[Path], bool] = machine.locks_in_another_process
     sleep: Callable[[float], None] = time.sleep  # seconds
     parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_threads  # I/O on several volumes
+    leaves_reports: bool = True  # of bad copies that a read meets, for maintenance; not where nothing may be written
 
     def new_id(self) -> bytes:
         return self.random_bytes(16)

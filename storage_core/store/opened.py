@@ -292,7 +292,7 @@ class OpenStore:
                 if due:
                     self.maintenance.after(session)
                     _, drifts = mismatch.look_at_open(session.state, session.volumes, self._env)
-                mismatch.tell(session, drifts, self._env)
+                mismatch.record(session, drifts, self._env)
         except StorageError as error:
             logger.info("%s: maintenance is left for later: %s", self.label, error)
 

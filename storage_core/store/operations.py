@@ -44,7 +44,7 @@ def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], damage: 
     try:
         with store.metadata.session(wait_s) as session:
             verification.save_indexes(session, indexes)
-            damage.tell(session)
+            damage.record(session)
     except StorageError as error:
         logger.info("%s: what was verified was not written down: %s", store.label, error)
         damage.leave_reports(store.volumes())
@@ -61,7 +61,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool], check: Callable[[
     def compare() -> None:
         membership.resume_quietly(store.metadata, env, timeout_s)
         with store.metadata.session(timeout_s) as session:
-            mismatch.tell(session, mismatch.everywhere(session), env)
+            mismatch.record(session, mismatch.everywhere(session), env)
 
     def repair_reported() -> None:
         more = True

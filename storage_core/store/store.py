@@ -77,17 +77,20 @@ class Store(OpenStore):
         take_over: bool = False,
         env: Environment = REAL,
         storage_options: Mapping[str, Any] | None = None,
+        recovers: bool = False,
     ) -> "Store":
         """Open the store that the volumes belong to; any of them leads to the rest.
 
         `take_over`: from now on the store is written from this host; for a host that is down for good, or a copy.
+        `recovers`: a store that is opened for reading only is recovered if a power loss left commits that only the
+        locks can tell from unfinished ones; that is done once, and nothing else is written.
         Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
-        _check_opening(read_only, take_over, lock_timeout_s)
+        _check_opening(read_only, take_over, recovers, lock_timeout_s)
         paths = resolve_paths(path_or_paths)
         env = _reaching(paths, env, storage_options)
-        metadata = Metadata.at(env, paths, read_only, for_view=not take_over)
-        store = cls(metadata, env, read_only, lock_timeout_s)
+        metadata = Metadata.at(env, paths, read_only, for_view=not take_over, recovers=recovers)
+        store = cls(metadata, replace(env, leaves_reports=not read_only), read_only, lock_timeout_s)
         if take_over:
             with metadata.session(lock_timeout_s, take_over=True):
                 pass
@@ -488,8 +491,8 @@ class Store(OpenStore):
         return restore_streams(self, directory, names_of(streams), as_names, progress)
 
 
-def _check_opening(read_only: object, take_over: object, lock_timeout_s: object) -> None:
-    for name, flag in (("read_only", read_only), ("take_over", take_over)):
+def _check_opening(read_only: object, take_over: object, recovers: object, lock_timeout_s: object) -> None:
+    for name, flag in (("read_only", read_only), ("take_over", take_over), ("recovers", recovers)):
         if not isinstance(flag, bool):  # "false" would be true
             raise ValueError(f"{name}: {flag!r} is neither True nor False")
     is_number = isinstance(lock_timeout_s, (int, float)) and not isinstance(lock_timeout_s, bool)

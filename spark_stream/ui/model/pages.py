@@ -13,7 +13,7 @@ from storage_core.errors import ConsumerNotFoundError
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import parse_time_ns, rfc3339
 from storage_core.store.consumers.ownership import owner_of
-from storage_core.store.describe import EVENT_KINDS, event_json, events
+from storage_core.store.describe import event_json, events, kinds_in
 
 STREAM_PAGE_COUNT = 100
 CONSUMER_PAGE_COUNT = 200
@@ -250,7 +250,7 @@ def events_page(site: Site, query: Query) -> dict[str, Any]:
         "older": end - EVENT_PAGE_COUNT if end > EVENT_PAGE_COUNT else None,
         "kind": kind,
         "stream": stream,
-        "kinds": sorted({*EVENT_KINDS, *(event.kind for event in state.events)}),
+        "kinds": kinds_in(state),
         "command": f"jstream events --store {site.command_store}",
     }
 

@@ -52,7 +52,7 @@ def _status(site: Site, file: Path) -> tuple["Pipeline", dict[str, Any]]:
     from spark_stream.pipelines.status import status
 
     pipeline = load_pipeline(file, ",".join(site.paths))
-    return pipeline, status(pipeline, read_only=True)
+    return pipeline, status(pipeline)
 
 
 def _short(site: Site, number: int, file: Path) -> dict[str, Any]:

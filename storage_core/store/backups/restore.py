@@ -25,9 +25,10 @@ import msgspec
 import numpy as np
 
 from storage_core.errors import CorruptionError, StorageError
+from storage_core.metadata import events as event_history
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table
-from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
+from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState
 from storage_core.paths import Paths, is_in_object_store, real_place, resolve_paths
 from storage_core.paths import check_apart as check_volumes_apart
 from storage_core.quantities import rfc3339
@@ -273,7 +274,7 @@ def _state_on(volumes: Sequence[Volume], backup: Backup, env: Environment) -> St
         transactions=Table.of(np.empty(0, TRANSACTION_DTYPE)),
         transaction_floor_ns=max(now_ns, state.transaction_floor_ns),  # their blocks are not here
         volume_change=None,
-        events=(*state.events, event)[-EVENT_COUNT_MAX:],
+        events=event_history.with_events(state.events, (event,), now_ns),
     )
 
 

@@ -12,19 +12,17 @@ from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.store import describe
-from storage_core.store.consumers.position import decision_of, first_wanted, info_of, position_in
+from storage_core.store.consumers.position import first_wanted, info_of
 from storage_core.store.opened import OpenStore
 
 
 def consumer_report(
-    store: OpenStore, streams: Sequence[str] | None = None, reconcile: bool = True, state: StoreState | None = None
+    store: OpenStore, streams: Sequence[str] | None = None, state: StoreState | None = None
 ) -> list[dict[str, Any]]:
     """Return the consumers of these streams (None: all) as `Consumer.info` has them, and what they are behind by.
 
-    What is added: `problem`, why the consumer cannot go on as it stands, or None; and `lag` with `messages` (there and
-    not acknowledged), `oldest_seq` and `oldest_ts` (the first of them), and `seconds` since then. `reconcile`:
-    positions are reconciled with their streams first, as every open does; without it nothing is written. `state`: where
-    to look for consumers, by default the newest one.
+    What is added is `lag`: `messages` (there and not acknowledged), `oldest_seq` and `oldest_ts` (the first of them),
+    and `seconds` since then. `state`: where to look for consumers, by default the newest one. Nothing is written.
     """
     state = state or store.state()
     chosen = describe.by_name(state) if streams is None else [store.stream_state(name, state) for name in streams]
@@ -32,17 +30,13 @@ def consumer_report(
     for stream in chosen:
         for consumer in sorted(stream.consumers.values(), key=lambda consumer: consumer.name):
             try:
-                reports.append(_reported(store, stream, consumer, reconcile))
+                reports.append(_reported(store, stream, consumer))
             except (NotFoundError, StaleIncarnationError):
                 continue  # deleted since we looked
     return reports
 
 
-def _reported(store: OpenStore, stream: StreamState, state: ConsumerState, reconcile: bool) -> dict[str, Any]:
-    if reconcile:
-        consumer = position_in(store, stream, state.name)
-        consumer.look()
-        state = consumer.state()
+def _reported(store: OpenStore, stream: StreamState, state: ConsumerState) -> dict[str, Any]:
     info = info_of(store, stream, state)
     sequence = oldest_open(store, stream, state)
     since_ns = time_of(store, stream, sequence) if sequence is not None else None
@@ -53,7 +47,7 @@ def _reported(store: OpenStore, stream: StreamState, state: ConsumerState, recon
         "oldest_ts": rfc3339(since_ns) if since_ns is not None else None,
         "seconds": max(0, now_ns - since_ns) / 1e9 if since_ns is not None else 0.0,
     }
-    return {**info, "problem": decision_of(stream, state).reason or None, "lag": lag}
+    return {**info, "lag": lag}
 
 
 def oldest_open(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int | None:

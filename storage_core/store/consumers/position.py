@@ -22,7 +22,7 @@ from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.consumers import position_of
 from storage_core.metadata.pending import pending_set
-from storage_core.metadata.reconcile import RANGES_SHOWN, Action, Decision, decide, facts_of, says_the_same
+from storage_core.metadata.reconcile import RANGES_SHOWN, Action, Decision, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.quantities import rfc3339
@@ -94,10 +94,8 @@ class ConsumerPosition:
         return made
 
     def _tell_failure(self, session: Session, reason: str) -> None:
-        """Write down that the consumer stays where it is; not again for the same reason."""
+        """Record that the consumer stays where it is."""
         stream, consumer = self._find(session.state)
-        if consumer.events and says_the_same(consumer.events[-1].reason, reason):
-            return
         place = str(consumer.next_sequence - 1)
         event = Event("consumer_failed", stream.name, self.name, "", place, place, reason)
         session.propose(RecordConsumerEvents(self._incarnation, self.name, (event,)))
@@ -105,11 +103,6 @@ class ConsumerPosition:
     def info(self) -> dict[str, Any]:
         """Return configuration, state and events with the keys of the NATS JetStream API."""
         return info_of(self._store, *self._find(self._store.state()))
-
-    def reconciled_info(self) -> dict[str, Any]:
-        """Return `info` after `look`."""
-        self.look()
-        return self.info()
 
 
 def position_in(store: OpenStore, stream: StreamState, name: str) -> ConsumerPosition:
@@ -157,7 +150,10 @@ def first_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState)
 
 
 def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> dict[str, Any]:
-    """Return `Consumer.info` of a consumer as it stood when this state was read."""
+    """Return `Consumer.info` of a consumer as it stood when this state was read.
+
+    `problem`: why the consumer waits for a decision, or None. `moves_to`: where it goes on by itself, and why, or None.
+    """
     shown = stream.shown()
     waiting, withheld = (
         sequences.intersection(shown) for sequences in (consumer.outstanding(), consumer.pending.withheld())
@@ -165,6 +161,8 @@ def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> d
     delivered = consumer.next_sequence - 1
     rows = consumer.pending.rows
     again = pending_set(rows[rows["deliveries"] > 1]).intersection(shown)
+    made = decision_of(stream, consumer)
+    moves = made.is_news and made.action is not Action.FAIL
     now_ns = store.environment.now_ns()
     paused_ns = consumer.by_clock(now_ns).paused_until_ns - now_ns
     info = {
@@ -183,6 +181,8 @@ def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> d
         "paused": paused_ns > 0,
         "pause_remaining": max(0, paused_ns),
         "incarnation": consumer.incarnation.hex(),
+        "problem": made.reason if made.action is Action.FAIL else None,
+        "moves_to": {"next_seq": made.next_sequence, "reason": made.reason} if moves else None,
         "events": [describe.event_json(event) for event in consumer.events],
     }
     return notebook.Info(info, notebook.consumer_html)

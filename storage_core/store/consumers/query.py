@@ -30,6 +30,7 @@ from storage_core.metadata.config import check_name
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.consumers import ANY_GENERATION, position_of
+from storage_core.metadata.events import new_events
 from storage_core.metadata.reconcile import (
     CONTINUE,
     FAIL,
@@ -41,7 +42,6 @@ from storage_core.metadata.reconcile import (
     decide_without_stream,
     facts_of,
     position_at,
-    says_the_same,
 )
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.consumers.fetching import done_by
@@ -335,16 +335,14 @@ class QueryReader:
     def _tell_once(self, stream: StreamState, event: Event) -> None:
         """Write an event down, unless the store has it; where it cannot be written now the query goes on."""
         store = self._store
-        if _is_reported(store.state(), event) or store.read_only:
+        if store.read_only or not new_events(store.state().events, (event,)):
             return
         try:
-            store.together(lambda session: self._write_once(session, stream, event))
+            store.together(lambda session: self._record(session, stream, event))
         except StorageError as error:
             logger.info("stream %s: an event cannot be written down: %s: %s", stream.name, event.reason, error)
 
-    def _write_once(self, session: Session, stream: StreamState, event: Event) -> None:
-        if _is_reported(session.state, event):
-            return
+    def _record(self, session: Session, stream: StreamState, event: Event) -> None:
         current = session.state.by_incarnation(stream.incarnation)
         consumer = self._consumer_in(current) if current is not None and self._ownership is not None else None
         if consumer is None:
@@ -361,10 +359,8 @@ class QueryReader:
         return Event(f"{who}_reconciled", name, self._consumer or "", "", before, after, reason)
 
     def _tell(self, session: Session, name: str, verdict: _Verdict) -> None:
-        """Write down that the query fails; not again for the same reason."""
+        """Record that the query fails."""
         event = self._event(name, verdict)
-        if _is_reported(session.state, event):
-            return
         consumer = self._consumer_in(verdict.stream) if verdict.stream is not None else None
         if self._ownership is None or consumer is None or verdict.stream is None:
             session.propose(RecordEvents((event,)))
@@ -374,19 +370,17 @@ class QueryReader:
     def _carry_out(self, session: Session, name: str, verdict: _Verdict) -> None:
         """Write down where the query goes on, and take its consumer along."""
         event = self._event(name, verdict)
-        events = () if _is_reported(session.state, event) else (event,)
         stream = verdict.stream
         if self._consumer is None or self._ownership is None or stream is None:
-            if events:
-                session.propose(RecordEvents(events))
+            session.propose(RecordEvents((event,)))
             return
         consumer = self._consumer_in(stream)
         if consumer is None:
             self._make(session, stream, QueryStart(verdict.made.next_sequence))
-            session.propose(RecordConsumerEvents(stream.incarnation, self._consumer, events))
+            session.propose(RecordConsumerEvents(stream.incarnation, self._consumer, (event,)))
         else:
             self._ownership.generation(stream, consumer)
-            session.propose(move_of(stream, consumer, decision_of(stream, consumer, CONTINUE), events))
+            session.propose(move_of(stream, consumer, decision_of(stream, consumer, CONTINUE), (event,)))
 
     def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
         """Make the consumers of streams that have none, or none any more, where the query stands."""
@@ -500,13 +494,3 @@ class QueryReader:
     def _of(self, name: str) -> ConsumerState | None:
         stream = self._store.state().stream(name)
         return self._consumer_in(stream) if stream is not None else None
-
-
-def _is_reported(state: StoreState, event: Event) -> bool:
-    """Return whether the store knows an event that says the same."""
-    said = (event.kind, event.stream, event.consumer, event.before, event.after)
-    return any(
-        (known.kind, known.stream, known.consumer, known.before, known.after) == said
-        and says_the_same(known.reason, event.reason)
-        for known in state.events
-    )

@@ -59,13 +59,22 @@ class Metadata:
     """The metadata of a store, as this process knows it. Safe to use from several threads."""
 
     def __init__(
-        self, env: Environment, known: Sequence[Volume], paths: Sequence[Path] = (), read_only: bool = False
+        self,
+        env: Environment,
+        known: Sequence[Volume],
+        paths: Sequence[Path] = (),
+        read_only: bool = False,
+        recovers: bool = False,
     ) -> None:
-        """`known`: volumes of the store, those that were found at `paths`, which the user gave."""
+        """`known`: volumes of the store, those that were found at `paths`, which the user gave.
+
+        `recovers`: a reader that is in doubt which entries are committed may lead once to find out.
+        """
         self.env, self._read_only = env, read_only
+        self._may_lead = recovers or not read_only  # to recover what a crash left; nothing else
         self._volumes = VolumeSet(env, known, paths)
         self.memory = Memory(env)
-        self._reader = CommitReader(env, self._volumes, self.memory, read_only)
+        self._reader = CommitReader(env, self._volumes, self.memory, not self._may_lead)
         self.renew()
         renew_in_children(Stage.STORES, self)
 
@@ -75,14 +84,21 @@ class Metadata:
         self._reading = threading.Lock()
 
     @classmethod
-    def at(cls, env: Environment, paths: Sequence[Path], read_only: bool = False, for_view: bool = False) -> "Metadata":
+    def at(
+        cls,
+        env: Environment,
+        paths: Sequence[Path],
+        read_only: bool = False,
+        for_view: bool = False,
+        recovers: bool = False,
+    ) -> "Metadata":
         """Return the metadata of the store that these paths lead to.
 
         `for_view`: the caller asks for the `view` at once; in object stores that begins here. Raises NotAStoreError,
         CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
         if not any(is_in_object_store(path) for path in paths):
-            return cls(env, volumes.named(env.files, paths), paths, read_only)
+            return cls(env, volumes.named(env.files, paths), paths, read_only, recovers)
         works: list[Callable[[], Any]] = [partial(read_identity, env.files, path) for path in paths]
         if for_view:
             works += [partial(listing_of, env.files, path) for path in paths]
@@ -90,7 +106,7 @@ class Metadata:
         places = [path / DIRECTORY for path in paths] * (2 if for_view else 1)
         calls = [VolumeCall(env.files, *at, True) for at in zip(places, works, strict=True)]
         outcomes: list[Any] = env.parallel(calls)
-        metadata = cls(env, volumes.named(env.files, paths, outcomes[: len(paths)]), paths, read_only)
+        metadata = cls(env, volumes.named(env.files, paths, outcomes[: len(paths)]), paths, read_only, recovers)
         listings = dict(zip(paths, outcomes[len(paths) :], strict=False))
         metadata._reader.listings = {
             volume.volume_id: listings[volume.path]
@@ -151,9 +167,9 @@ class Metadata:
                     continue
                 if view is not None:
                     return view
-        if not self._read_only:
+        if self._may_lead:
             try:
-                with self.session(
+                with self._session(
                     lock_timeout_s
                 ) as session:  # nothing moves under the lock: what is missing is missing
                     return session.view
@@ -200,7 +216,7 @@ class Metadata:
             }
             if not moving:
                 return result
-        if not self._read_only:
+        if self._may_lead:
             try:
                 return self._statuses_under_locks(lock_timeout_s)
             except (StorageError, OSError) as error:
@@ -217,8 +233,7 @@ class Metadata:
 
     def hold(self, volume: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
         """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
-        if self._read_only:
-            raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
+        self._check_writable()
         return locks.hold(self.env.files, [volume.path], 1, lock_timeout_s)
 
     @contextmanager
@@ -237,8 +252,23 @@ class Metadata:
         `may_assume`: all that is done in it is done in a group (`Session`).
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
+        self._check_writable()
+        with self._session(lock_timeout_s, take_over, patience_s, frees, may_assume) as session:
+            yield session
+
+    def _check_writable(self) -> None:
         if self._read_only:
             raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
+
+    @contextmanager
+    def _session(
+        self,
+        lock_timeout_s: float,
+        take_over: bool = False,
+        patience_s: float = 0.0,
+        frees: bool = False,
+        may_assume: bool = False,
+    ) -> Iterator[Session]:
         if not self._volumes.voters:
             with self._reading, translated(self.label):
                 try:

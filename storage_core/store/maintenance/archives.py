@@ -39,7 +39,6 @@ ATTEMPTS = 3
 PAUSE_S = 0.5  # before the second attempt, and twice as long before each further one
 TIMEOUT_VARIABLE, TIMEOUT_S = "JSTREAM_ARCHIVE_TIMEOUT", 300.0  # of one attempt
 OUTPUT_SIZE_MAX = 1024  # bytes, the last ones, of what a command prints
-EVENT_PAUSE_NS = 3_600_000_000_000  # between two events that say of one stream that its command fails
 POLL_S = 0.05
 
 
@@ -100,7 +99,8 @@ class Archiving:
                 self._archived.add(block.block_id)
             if outcome.said:
                 kind = "archived" if outcome.is_archived else "archive_failed"
-                events.append(Event(kind, stream.name, reason=f"{block.label}: {outcome.said}"))
+                count = 0 if outcome.is_archived else 1
+                events.append(Event(kind, stream.name, reason=f"{block.label}: {outcome.said}", count=count))
         self._tell(events)
         return all(outcome.is_archived for outcome in outcomes)
 
@@ -129,25 +129,12 @@ class Archiving:
         return _Outcome(False, said)
 
     def _tell(self, events: list[Event]) -> None:
-        """Write events down; of one stream that goes on failing not more than one an hour."""
-        state, now_ns = self._metadata.view(self._lock_timeout_s).state, self._env.now_ns()
-        recent = {
-            event.stream
-            for event in state.events
-            if event.kind == "archive_failed" and event.time_ns > now_ns - EVENT_PAUSE_NS
-        }
-        new: list[Event] = []
-        for event in events:
-            if event.kind != "archive_failed":
-                new.append(event)
-            elif event.stream not in recent:
-                new.append(event)
-                recent.add(event.stream)
-        if not new:
+        """Record what became of blocks; a command that goes on failing is counted."""
+        if not events:
             return
         try:
             with self._metadata.session(self._lock_timeout_s) as session:
-                session.propose(RecordEvents(tuple(new)))
+                session.propose(RecordEvents(tuple(events)))
         except StorageError as error:
             logger.warning("%s: what became of blocks that go was not written down: %s", self._metadata.label, error)
 

@@ -437,6 +437,8 @@ def _raise_what_says_nothing(failures: Sequence[_Failure]) -> None:
 
 def _leave_report(block_slice: BlockSlice, failure: _Failure, first: int, end: int, env: Environment) -> None:
     """Leave word of a bad copy on another volume."""
+    if not env.leaves_reports:
+        return
     volume_id = failure.copy.volume_id
     others = [copy.reports(env.files) for copy in block_slice.copies if copy.volume_id != volume_id]
     if others:

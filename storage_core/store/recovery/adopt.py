@@ -29,11 +29,12 @@ import numpy as np
 
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import NotAStoreError, RequirementError, StorageError
+from storage_core.metadata import events as event_history
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
-from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, Streams, StreamState
+from storage_core.metadata.state import StoreState, Streams, StreamState
 from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
@@ -296,7 +297,7 @@ def _state(
         host=socket.gethostname(),
         streams=Streams({stream.name.casefold(): stream for stream in streams}),
         volume_change=None,
-        events=(*base.events, *events)[-EVENT_COUNT_MAX:],
+        events=event_history.with_events(base.events, events, now),
     )
 
 

@@ -186,7 +186,7 @@ class Repair:
             notes = DamageNotes()
             for damage in damaged:
                 notes.note("", damage.volume, f"{damage.file}: {damage.reason}")
-            notes.tell(session)
+            notes.record(session)
             left = {(file.volume, file.file) for file in self._damaged_files(session)}
             done = sorted({file.volume for file in damaged} - {volume for volume, _ in left})
             if done:
@@ -329,7 +329,7 @@ def close_reports(
                 copy = (report.incarnation, report.block_id, report.volume_id)
                 if not is_wanted or copy in whole:
                     if copy not in reported and report.reason != reports.FILE_IS_MISSING:
-                        notes.note(
+                        notes.note_report(
                             stream.name if stream is not None else "",
                             report.volume_id.hex(),
                             f"block {report.block_id.hex()}: {report.reason}",
@@ -340,4 +340,4 @@ def close_reports(
         except OSError as error:
             raise_if_limit(error)
             logger.warning("%s: damage reports: %s", volume.path, error)
-    notes.tell(session)
+    notes.record(session)

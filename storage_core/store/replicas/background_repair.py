@@ -79,11 +79,11 @@ class BackgroundRepair:
         self._add_reported(session, report_files, budget, candidates, notes)
         self._add_missing(session, budget, candidates)
         if not candidates:
-            notes.tell(session)
+            notes.record(session)
             return False
         tasks = [self._examine(session, candidate) for candidate in candidates.values()]
         _note_recovered(tasks, report_files, notes)
-        notes.tell(session)
+        notes.record(session)
         outcomes = carry_out(session, tasks, self._env)
         self._note_whole(session, tasks, outcomes, report_files)
         for outcome in outcomes:
@@ -115,7 +115,7 @@ class BackgroundRepair:
             block = _find(session.state, stream, report.block_id) if stream is not None else None
             if stream is None or block is None or report.volume_id not in stream.placement:
                 if report.reason != reports.FILE_IS_MISSING:  # which it may have been because it was removed
-                    notes.note(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
+                    notes.note_report(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
                 _remove(file)
             elif report.volume_id in writable and not self._backs_off((*_key(block), report.volume_id)):
                 _add(candidates, block, writable[report.volume_id], budget)
@@ -223,7 +223,7 @@ def _note_recovered(
     for _, report in report_files:
         block = whole.get((report.incarnation, report.block_id, report.volume_id))
         if block is not None and report.reason != reports.FILE_IS_MISSING:
-            notes.note(block.stream, report.volume_id.hex(), f"{_said(report)}; it reads whole now")
+            notes.note_report(block.stream, report.volume_id.hex(), f"{_said(report)}; it reads whole now")
 
 
 def _said(report: Report) -> str:

@@ -16,7 +16,6 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import UnreachableError, is_of_process, raise_if_limit
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.damage_notes import is_reported
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks, missing_copies
 from storage_core.store.volume import reports
 from storage_core.store.volume.placement import is_recorded
@@ -100,12 +99,11 @@ def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
     return [sizes[block.written_as].get(block.block_id, -1) for block in blocks]
 
 
-def tell(session: Session, drifts: Sequence[ReplicaMismatch], env: Environment) -> None:
-    """Write down drift that was not reported before, and leave reports of the copies, so that they are repaired.
+def record(session: Session, drifts: Sequence[ReplicaMismatch], env: Environment) -> None:
+    """Record drift, and leave reports of the copies, so that they are repaired.
 
     Raises what a session raises.
     """
-    events = []
     for drift in drifts:
         others = [volume.reports for volume in session.writable if volume.volume_id != drift.volume.volume_id]
         for block, size in zip(drift.blocks[: reports.REPORT_COUNT_MAX], drift.sizes, strict=False):
@@ -121,11 +119,8 @@ def tell(session: Session, drifts: Sequence[ReplicaMismatch], env: Environment) 
                 env.now_ns(),
             )
             reports.leave(others, left)
-        event = drift.event()
-        if not is_reported(session.state, event):
-            events.append(event)
-    if events:
-        session.propose(RecordEvents(tuple(events)))
+    if drifts:
+        session.propose(RecordEvents(tuple(drift.event() for drift in drifts)))
 
 
 def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment) -> tuple[bool, list[ReplicaMismatch]]:

@@ -245,7 +245,7 @@ class _RepairSession:
                 part = b"".join(blocks[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(incarnation, volume_id, part))
         events = [event for repaired in self._events.values() for event in _summed_up(repaired)]
-        events += self._notes.events(self._session.state)
+        events += self._notes.events()
         if events:
             commands.append(RecordEvents(tuple(events)))
         if commands:

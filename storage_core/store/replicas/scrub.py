@@ -139,14 +139,14 @@ class Scrub:
                     for stream in filter(None, (state.by_incarnation(stream.incarnation) for stream in streams))
                     for volume in session.writable
                 ]
-                mismatch.tell(session, [drifted for drifted in drifts if drifted is not None], self._env)
+                mismatch.record(session, [drifted for drifted in drifts if drifted is not None], self._env)
                 bad = still_wrong(state, self._bad, session.volumes)
                 leave_reports(bad, session.writable)
                 for checked, volume_id, wrong in bad_copies(bad):
                     if not wrong.is_missing:
                         defect = f"block {checked.block.block_id.hex()}: {wrong.reason}"
                         self._notes.note(checked.block.stream, volume_id.hex(), defect)
-                events = list(self._notes.events(state))
+                events = list(self._notes.events())
                 if is_whole_pass:
                     events.append(Event("scrub", reason=f"all copies were read; damaged: {len(self._damage)}"))
                 if events:

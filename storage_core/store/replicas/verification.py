@@ -113,7 +113,7 @@ class VerifiedDamage:
     def __bool__(self) -> bool:
         return bool(self.bad_files or self.bad_blocks)
 
-    def tell(self, session: Session) -> None:
+    def record(self, session: Session) -> None:
         """Write it down as events of the volumes."""
         notes = DamageNotes()
         for damage in self.bad_files:
@@ -121,7 +121,7 @@ class VerifiedDamage:
         for checked, volume_id, wrong in bad_copies(still_wrong(session.state, self.bad_blocks, session.volumes)):
             block = checked.block
             notes.note(block.stream, volume_id.hex(), f"block {block.block_id.hex()}: {wrong.reason}")
-        notes.tell(session)
+        notes.record(session)
 
     def leave_reports(self, volumes: Sequence[Volume]) -> None:
         """Leave word of bad copies for the next lock owner."""

@@ -195,7 +195,7 @@ def _content(staged: Sequence[StagedBlock]) -> bytes:
 
 
 def _tell_again(session: Session, writer: WriterBatch, content: bytes, result: machine.AppendDone) -> None:
-    """Write down that a batch was sent again and not stored, once: whoever sent it may have meant another one."""
+    """Record that a batch was sent again and not stored: whoever sent it may have meant another one."""
     stored = [
         session.state.streams[name.casefold()].writers[writer.writer].find(writer.batch) for name in result.appended
     ]
@@ -203,8 +203,4 @@ def _tell_again(session: Session, writer: WriterBatch, content: bytes, result: m
     outcome = "nothing was stored this time" if is_same else "with other content; what was stored first counts"
     reason = f"batch {writer.batch!r} of writer {writer.writer!r} came again: {outcome}"
     stream = next(iter(result.appended)) if len(result.appended) == 1 else ""
-    if any(
-        (event.kind, event.stream, event.reason) == ("batch_again", stream, reason) for event in session.state.events
-    ):
-        return
     session.propose(RecordEvents((Event("batch_again", stream, reason=reason),)))

@@ -84,7 +84,7 @@ def _leave_markers(session: Session, stream: StreamState, limits: Limits, subjec
             _append_markers(session, stream.incarnation, part, limits, now_ns)
         except LimitExceededError as error:
             reason = f"{len(taken) - start} messages go without a delete marker: {error}"
-            session.propose(RecordEvents((Event("markers_left_out", stream.name, reason=reason),)))
+            session.propose(RecordEvents((Event("markers_left_out", stream.name, reason=reason, count=1),)))
             return start
     return len(taken)
 

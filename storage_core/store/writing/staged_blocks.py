@@ -258,13 +258,8 @@ def retire(session: Session, failures: Sequence[WriteFailure]) -> None:
 
 
 def tell_missed(session: Session, failures: Sequence[WriteFailure]) -> None:
-    """Write down which volumes begin to miss blocks though their disks are not broken."""
-    newest = {event.volume: event.kind for event in session.state.events}
-    reasons = {
-        failure.volume_id: failure.reason
-        for failure in failures
-        if failure.errno not in BROKEN_DISK and newest.get(failure.volume_id.hex()) != "behind"
-    }
+    """Record which volumes begin to miss blocks though their disks are not broken."""
+    reasons = {failure.volume_id: failure.reason for failure in failures if failure.errno not in BROKEN_DISK}
     if reasons:
         events = tuple(Event("behind", volume=volume_id.hex(), reason=reason) for volume_id, reason in reasons.items())
         session.propose(RecordEvents(events))

@@ -8,7 +8,7 @@ import pytest
 from spark_stream.cli.events import following
 from storage_core import Store
 from storage_core.metadata.commands import Event, RecordEvents
-from storage_core.metadata.state import EVENT_COUNT_MAX
+from storage_core.metadata.events import EVENT_COUNT_MAX
 
 
 def record(store: Store, *events: Event) -> None:
@@ -35,7 +35,7 @@ def kinds(found: list[dict[str, Any]]) -> list[str]:
 
 def test_events_are_listed_oldest_first(jstream, eventful) -> None:
     heading, *rows = jstream.done("events").splitlines()
-    assert heading.split() == ["time", "kind", "stream", "consumer", "volume", "before", "after", "reason"]
+    assert heading.split() == ["time", "kind", "stream", "consumer", "volume", "before", "after", "count", "reason"]
     assert [row.split()[1] for row in rows] == ["damaged", "scrub", "repaired", "took_over"]
     assert rows[0].endswith("bad checksum")
 

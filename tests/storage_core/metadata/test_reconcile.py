@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.events import says_the_same
 from storage_core.metadata.reconcile import (
     CONTINUE,
     FAIL,
@@ -22,7 +23,6 @@ from storage_core.metadata.reconcile import (
     decide,
     decide_without_stream,
     position_at,
-    says_the_same,
 )
 from storage_core.metadata.removals import runs_needed
 from storage_core.metadata.state import StreamState

@@ -27,9 +27,10 @@ from storage_core.metadata.commands import (
     Voter,
 )
 from storage_core.metadata.config import StoreSettings
+from storage_core.metadata.events import EVENT_COUNT_MAX
 from storage_core.metadata.machine import Done, Place, RemoveDone, apply
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
-from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState
+from storage_core.metadata.state import StoreState
 from storage_core.sequences import SequenceSet
 
 A, B, C, D = (letter * 16 for letter in (b"A", b"B", b"C", b"D"))

@@ -509,13 +509,14 @@ def test_the_shape_of_info(machine: Machine) -> None:
     assert list(info) == [
         "stream_name", "name", "created", "config", "delivered", "ack_floor", "num_ack_pending", "num_redelivered",
         "num_pending", "num_skipped", "num_unreadable", "unreadable_ranges", "paused", "pause_remaining", "incarnation",
-        "events",
+        "problem", "moves_to", "events",
     ]  # fmt: skip
     assert (info["stream_name"], info["name"], info["num_pending"]) == ("orders", "reader", 10)
     assert info["incarnation"] == machine.open().stream("orders").incarnation.hex()
     consumer.reset(3)
     (event,) = consumer.info()["events"]
-    assert list(event) == ["time", "kind", "stream", "consumer", "volume", "before", "after", "reason"]
+    shape = ["time", "kind", "stream", "consumer", "volume", "before", "after", "reason", "count", "last_time"]
+    assert list(event) == shape
     assert (event["consumer"], event["before"], event["after"]) == ("reader", "0", "2")
 
 

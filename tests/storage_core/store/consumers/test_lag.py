@@ -120,20 +120,22 @@ def test_a_report_is_of_all_streams_or_of_those_that_are_named(store: Store) -> 
         consumer_report(store, ["order"])
 
 
-def test_a_report_reconciles_positions_unless_it_is_only_to_look(store: Store) -> None:
+def test_a_report_says_who_waits_for_a_decision_and_who_goes_on_and_writes_nothing(store: Store) -> None:
     stream = store.stream("orders")
     stream.add_consumer({"name": "goes-on"})
     stream.add_consumer({"name": "stops", "on_data_loss": "fail"})
     stream.purge(up_to=3)
     before = store.index()
-    looked = {one["name"]: one for one in consumer_report(store, reconcile=False)}
+    looked = {consumer["name"]: consumer for consumer in consumer_report(store)}
     assert store.index() == before
-    assert "1 to 2" in looked["goes-on"]["problem"] and looked["goes-on"]["num_skipped"] == 2
-    assert [one["kind"] for one in looked["goes-on"]["events"]] == ["consumer_skipped"]
-    reconciled = {one["name"]: one for one in consumer_report(store)}
-    assert reconciled["goes-on"]["problem"] is None
-    assert [one["kind"] for one in reconciled["goes-on"]["events"]] == ["consumer_skipped", "consumer_reconciled"]
-    assert "jstream consumer reset orders stops --execute" in reconciled["stops"]["problem"]
+    assert (looked["goes-on"]["problem"], looked["goes-on"]["moves_to"]["next_seq"]) == (None, 3)
+    assert "1 to 2" in looked["goes-on"]["moves_to"]["reason"] and looked["goes-on"]["num_skipped"] == 2
+    assert "jstream consumer reset orders stops --execute" in looked["stops"]["problem"]
+    assert looked["stops"]["moves_to"] is None
+    assert [event["kind"] for event in looked["goes-on"]["events"]] == ["consumer_skipped"]
+    moved = stream.consumer("goes-on").info()
+    assert (moved["problem"], moved["moves_to"]) == (None, None)
+    assert [event["kind"] for event in moved["events"]] == ["consumer_skipped", "consumer_reconciled"]
 
 
 def test_notebooks_show_a_consumer_with_its_newest_events(store: Store) -> None:

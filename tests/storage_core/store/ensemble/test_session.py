@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from harness.small_store import make_store, publish
 
-from storage_core.errors import CorruptionError, NotAStoreError, StorageError, StoreBusyError
+from storage_core.errors import CorruptionError, NotAStoreError, ReadOnlyError, StorageError, StoreBusyError
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Envelope, NoOp, encode_envelope
 from storage_core.raft.entry import Entry, Vote, make_entry
@@ -119,6 +119,21 @@ def test_a_reader_that_cannot_decide_says_so_and_reads_what_is_committed(
     waited = len(pauses)
     assert contents(reader) == [b"0"]
     assert len(pauses) == waited, "it waits for the writer once"
+
+
+def test_a_reader_that_may_recover_does_so_once_and_writes_nothing_else(volume: Path) -> None:
+    add_uncommitted(make_store(volume))
+    before = files_of(volume)
+    reader = Store.open(volume, read_only=True, recovers=True, env=Environment(sleep=lambda _: None))
+    recovered, after = contents(reader), files_of(volume)
+    assert after != before
+    assert contents(Store.open(volume, read_only=True, recovers=True)) == recovered == [b"0"]
+    assert files_of(volume) == after
+    with pytest.raises(ReadOnlyError):
+        publish(reader, b"1")
+    with pytest.raises(ReadOnlyError):
+        reader.repair()
+    assert files_of(volume) == after
 
 
 def test_a_view_is_not_replaced_by_one_that_was_undecided_long_ago(volume: Path) -> None:
