@@ -180,8 +180,8 @@ def test_publish_tells_a_duplicate_from_a_message_that_was_removed_at_once(
     stream.publish("S", b"1", msg_id="seen")
     commit = store.commit
 
-    def commit_and_purge(*arguments: Any) -> object:
-        result = commit(*arguments)
+    def commit_and_purge(*arguments: Any, **others: Any) -> object:
+        result = commit(*arguments, **others)
         stream.purge()
         return result
 
