@@ -6,12 +6,13 @@ SECONDS ?= 600
 ARGS ?=
 RUN = . .venv/environment.sh && .venv/bin/python
 
-.PHONY: help setup demo demo-cluster test lint soak bench bench-peers docs dist clean
+.PHONY: help setup demo demo-cluster test test-spark lint soak bench bench-peers docs dist clean
 
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
 	@echo 'make demo-cluster      the same orders on a Spark cluster whose store is three buckets; one is emptied'
 	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
+	@echo 'make test-spark VERSION=4.0  what differs between versions of Spark, in an environment below build/'
 	@echo 'make lint              style, types, who may import whom, and the English of pages and help'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
 	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
@@ -32,6 +33,9 @@ demo-cluster: setup
 
 test: setup
 	@$(RUN) -m pytest -n auto --dist loadscope $(ARGS)
+
+test-spark: setup
+	@$(RUN) scripts/spark_matrix.py $(VERSION) $(ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -118,12 +118,27 @@ def _make_source() -> type:
     return DefaultSource
 
 
+def _offered(name: str) -> Any:
+    module, attribute = _OFFERED[name]
+    try:
+        return _own(module) if attribute is None else getattr(_own(module), attribute)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "pyspark":
+            raise
+        try:
+            here = f"PySpark {importlib.import_module('pyspark').__version__}"
+        except ImportError:
+            here = "no PySpark"
+        raise ImportError(
+            f"{name} of jstream needs Spark 4.0 to 4.3, and this Python has {here}. Store works without Spark"
+        ) from error
+
+
 def __getattr__(name: str) -> Any:
     if name == "DefaultSource":
         offered: Any = _make_source()
     elif name in _OFFERED:
-        module, attribute = _OFFERED[name]
-        offered = _own(module) if attribute is None else getattr(_own(module), attribute)
+        offered = _offered(name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = offered

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from pyspark.sql.datasource import (
+from datasource.schema import NEVER_NULL
+from datasource.spark_versions import (
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -23,8 +24,6 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     StringStartsWith,
 )
-
-from datasource.schema import NEVER_NULL
 from storage_core.subjects import is_literal
 
 SUBJECT_COUNT_MAX = 64  # more alternatives cost more to match in storage than in Spark

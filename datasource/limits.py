@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pyspark.sql.streaming.datasource import (
+from datasource.spark_versions import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,

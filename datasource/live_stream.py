@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from datasource.edge import show_codes
 from datasource.limits import Patience, admit
@@ -22,6 +21,7 @@ from datasource.offsets import Extent, resolve_starts
 from datasource.partitions import SlicePartition
 from datasource.reader import pick_streams
 from datasource.settings import StreamReadSettings
+from datasource.spark_versions import EarlyCalls, ReadLimit, SupportsTriggerAvailableNow
 from storage_core.errors import DataLossError, ServerError, StreamNotFoundError
 from storage_core.live import offsets
 from storage_core.live.connection import Connection
@@ -139,6 +139,11 @@ class LiveSource:
             time.sleep(min(LOOK_EVERY_S, until_s - now_s))
         self._returned_s = now_s if end == start else None
         return end
+
+    def first_end(self, limit: ReadLimit) -> Json:
+        """Return where the first batch of a query without a checkpoint ends, and show it nowhere: it may not be one."""
+        start = self.initial()
+        return self._ask(lambda connection: self._look(connection, start, limit))
 
     def _look(self, connection: Connection, start: Json, limit: ReadLimit) -> Json:
         known = self._decode(start)
@@ -328,3 +333,8 @@ class LiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from rows_of(partition, self.settings, self.schema)
+
+
+@show_codes
+class EarlyLiveStreamReader(EarlyCalls, LiveStreamReader):  # type: ignore[misc]
+    """The same for Spark 4.0 and 4.1."""

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from datasource.edge import show_codes
 from datasource.live_reader import servers_of
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
+from datasource.spark_versions import DataSourceStreamArrowWriter
 from datasource.stream_writer import BATCH_ID, QUERY_ID, local_property
 from datasource.workers import freeze_modules
 from datasource.writer import partition_id

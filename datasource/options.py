@@ -262,6 +262,15 @@ OPTIONS: tuple[Option, ...] = (
         "How long `minOffsetsPerTrigger` waits, from the last batch or the start.",
     ),
     Option(
+        "trigger",
+        (STREAM_READ,),
+        "trigger",
+        choice_of("processingtime", "availablenow"),
+        "",
+        "The query's trigger, which [Spark before 4.2](where-it-runs.md#what-a-version-of-spark-lacks) does not say: "
+        "needed there beside a limit. With `availableNow` a run is one batch, without limits.",
+    ),
+    Option(
         "pollInterval",
         (STREAM_READ,),
         "poll_interval_s",

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from datasource.edge import show_codes
 from datasource.filters import INT64_END, INT64_MIN, Constraints, common_filters, filters_of_both, push
@@ -22,6 +22,7 @@ from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, re
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
 from datasource.shape import Shape
+from datasource.spark_versions import Filter
 from datasource.store_opening import open_for_reading, open_store_of
 from datasource.workers import freeze_modules
 from storage_core import Store

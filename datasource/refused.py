@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+from datasource.spark_versions import ReadLimit, SupportsTriggerAvailableNow
 
 
 class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -27,7 +28,7 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Any:
         self._refuse()
 
-    def latestOffset(self, start: Any, limit: ReadLimit) -> Any:
+    def latestOffset(self, start: Any = None, limit: ReadLimit | None = None) -> Any:  # without, before Spark 4.2
         self._refuse()
 
     def reportLatestOffset(self) -> Any:

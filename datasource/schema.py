@@ -7,7 +7,6 @@ accepts any schema without a look, and checks the first batch at most: everythin
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -23,6 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from datasource.spark_versions import arrow_schema
 from storage_core.suggestions import instead
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -215,7 +215,7 @@ def check_read_schema(
             raise ValueError(f"schema: column {field.name!r} is {kinds}")
         if not field.nullable and field.name not in NEVER_NULL:
             raise ValueError(f"schema: column {field.name!r} can be null, declare it without NOT NULL")
-    return to_arrow_schema(schema, timezone="UTC")
+    return arrow_schema(schema)
 
 
 def check_write_schema(schema: StructType, routed: bool) -> None:

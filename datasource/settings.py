@@ -24,6 +24,7 @@ from datasource.options import (
     is_of_servers,
     parse_options,
 )
+from datasource.spark_versions import SAYS_LIMITS
 from datasource.values import parse_paths
 from storage_core.live.login import Login, is_live
 from storage_core.paths import is_in_object_store
@@ -132,6 +133,7 @@ class StreamReadSettings(_AnyReadSettings):
     limits: Limits = Limits()
     trigger_delay_max_s: float = TRIGGER_DELAY_MAX_S
     poll_interval_s: float = POLL_INTERVAL_S
+    trigger: str | None = None  # for a Spark that does not say it
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "StreamReadSettings":
@@ -142,6 +144,11 @@ class StreamReadSettings(_AnyReadSettings):
         values = parse_options(checked, STREAM_READ)
         limits = Limits(**{field.name: values.pop(field.name, None) for field in fields(Limits)})
         _check_limits(limits)
+        if limits != Limits() and "trigger" not in values and not SAYS_LIMITS:
+            raise ValueError(
+                "option 'trigger' is missing beside a limit per trigger: Spark before 4.2 does not say which trigger a "
+                "query has. With 'processingTime' limits count; with 'availableNow' a run is one batch, without limits"
+            )
         return cls(limits=limits, **values)
 
     def bounds(self) -> Bounds:

@@ -50,7 +50,7 @@ from datasource.settings import (
     StreamReadSettings,
     WriteSettings,
 )
-from datasource.spark_versions import keeps_filters_apart
+from datasource.spark_versions import SAYS_LIMITS, keeps_filters_apart
 from datasource.store_opening import open_for_reading, open_foreign_store
 from storage_core import Store
 
@@ -203,12 +203,12 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
         return RefusedStreamReader(error)
     if settings.is_live:
-        from datasource.live_stream import LiveStreamReader
+        from datasource.live_stream import EarlyLiveStreamReader, LiveStreamReader
 
-        return LiveStreamReader(settings, columns)
-    from datasource.stream_reader import MessageStreamReader
+        return (LiveStreamReader if SAYS_LIMITS else EarlyLiveStreamReader)(settings, columns)
+    from datasource.stream_reader import EarlyStreamReader, MessageStreamReader
 
-    return MessageStreamReader(settings, columns)
+    return (MessageStreamReader if SAYS_LIMITS else EarlyStreamReader)(settings, columns)
 
 
 @shows_code

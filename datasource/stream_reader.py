@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from datasource.edge import show_codes
 from datasource.partitions import SlicePartition
 from datasource.reader import rows_of
 from datasource.settings import StreamReadSettings
 from datasource.shape import Shape
+from datasource.spark_versions import EarlyCalls, ReadLimit, SupportsTriggerAvailableNow
 from datasource.stream_offsets import Json
 from datasource.stream_source import StreamSource
 from storage_core.store.reading.reading import ReadOptions
@@ -76,3 +76,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             on_loss="raise" if self.settings.fail_on_data_loss else "skip",
         )
         yield from rows_of(partition, options, self.settings, shape)
+
+
+@show_codes
+class EarlyStreamReader(EarlyCalls, MessageStreamReader):  # type: ignore[misc]
+    """The same for Spark 4.0 and 4.1."""

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from pyspark.sql.streaming.datasource import ReadLimit
-
 from datasource import known_stores, stream_offsets
 from datasource.limits import Patience, admit
 from datasource.offsets import Extent, resolve_starts
 from datasource.partitions import SlicePartition
 from datasource.reader import pick_streams, plan_partitions
 from datasource.settings import StreamReadSettings
+from datasource.spark_versions import ReadLimit
 from datasource.store_opening import open_store_of
 from datasource.stream_offsets import Json, Offsets, StreamOffset
 from storage_core.errors import (
@@ -75,6 +74,7 @@ class StreamSource:
         self._policy = FAIL if settings.fail_on_data_loss else CONTINUE
         self._patience = Patience(settings.trigger_delay_max_s, clock())
         self._targets: dict[str, _Target] | None = None  # AvailableNow: nothing beyond them is read in this run
+        self._starts: dict[str, Start] | None = None
         self._initial: Json | None = None
         self._quiet: tuple[StoreState, Json] | None = None  # nothing is new, and will not be by time alone
         self._returned_s: float | None = None  # when the last call found nothing new; None: it found something
@@ -101,21 +101,35 @@ class StreamSource:
         Raises NotFoundError for a stream that does not exist; a glob may match later.
         """
         if self._initial is None:
+            self._initial = stream_offsets.encode(self._begun(self._chosen_starts()))
+        return self._initial
+
+    def _chosen_starts(self) -> dict[str, Start]:
+        if self._starts is None:
             state = self._store.state()
             extents = {}
             for name in self._picked(state, must_exist=True):
                 stream = self._store.stream_state(name, state)
                 extents[name] = Extent(stream.first_sequence, stream.next_sequence)
             settings = self._settings
-            starts = resolve_starts(
+            self._starts = resolve_starts(
                 extents,
                 settings.bounds(),
                 self._store.first_at_time,
                 settings.fail_on_data_loss,
                 settings.consumer is not None,
             )
-            self._initial = stream_offsets.encode(self._begun(starts))
-        return self._initial
+        return self._starts
+
+    def first_end(self, limit: ReadLimit) -> Json:
+        """Return where the first batch of a query without a checkpoint ends. It is not known yet whether this is one:
+        no consumer is moved.
+        """
+        own, self._reader = self._reader, QueryReader(self._store, self._settings.consumer, own=False)
+        try:
+            return self._look(stream_offsets.encode(self._begun(self._chosen_starts())), limit, is_begun=False)
+        finally:
+            self._reader = own
 
     def _picked(self, state: StoreState, must_exist: bool = False) -> list[str]:
         names = pick_streams((stream.name for stream in state.streams.values()), self._settings.streams, must_exist)
@@ -172,12 +186,12 @@ class StreamSource:
         self._seen = self._store.state_in_turn()
         return self._quiet[0] is self._seen
 
-    def _look(self, start: Json, limit: ReadLimit) -> Json:
+    def _look(self, start: Json, limit: ReadLimit, is_begun: bool = True) -> Json:
         self._looked_s = self._clock()
         known = {name: _carried(offset) for name, offset in self._decode(start).items()}
         self._remember()
         state, begin = self._reconciled(known)
-        is_said = self._acknowledge({name: offset.at.position for name, offset in begin.items()})
+        is_said = is_begun and self._acknowledge({name: offset.at.position for name, offset in begin.items()})
         joining = self._joining(state, known)
         if joining:
             state, begin = self._reconciled({**begin, **joining})

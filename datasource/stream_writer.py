@@ -20,11 +20,12 @@ from typing import NoReturn
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from datasource.edge import show_codes
 from datasource.settings import WriteSettings
+from datasource.spark_versions import DataSourceStreamArrowWriter
 from datasource.store_opening import open_store_of
 from datasource.writer import (
     StagedPartition,
@@ -134,7 +135,7 @@ def local_property(name: str) -> str:
     if not value:
         raise RuntimeError(
             f"Spark did not tell this task the property {name!r}, by which a streaming write is stored once; it does "
-            "within a streaming query of Spark 4.2 and 4.3"
+            "within a streaming query of Spark 4.0 to 4.3"
         )
     return value
 

@@ -15,7 +15,8 @@ from storage_core.errors import StorageError
 from storage_core.paths import is_in_object_store, resolve_paths
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-PYTHONS, SPARKS = ((3, 10), (3, 13)), ("4.2.", "4.3.")
+PYTHONS, SPARKS = ((3, 10), (3, 14)), ("4.0.", "4.1.", "4.2.", "4.3.")
+SPARK_PIN = "pyspark>=4.0,<4.4"
 LOOK_TIMEOUT_S = 60
 FREE_LEAST = 0.05  # of a disk; below, it is worth a note
 # What Spark starts its Python processes with, in the order in which the driver goes by them.
@@ -62,7 +63,7 @@ def _python() -> Finding:
     text = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
     if PYTHONS[0] <= version <= PYTHONS[1]:
         return Finding("python", OK, text)
-    return Finding("python", NOTE, text, "jstream is tested with Python 3.10 to 3.13")
+    return Finding("python", NOTE, text, "jstream is tested with Python 3.10 to 3.13, and 3.14 is like it")
 
 
 def _packages() -> Finding:
@@ -79,11 +80,11 @@ def _spark() -> Finding:
     try:
         import pyspark  # not by its metadata: spark-submit brings one without
     except ImportError:
-        return Finding("spark", PROBLEM, "PySpark is not installed", "pip install 'pyspark>=4.2,<4.4'")
+        return Finding("spark", PROBLEM, "PySpark is not installed", f"pip install '{SPARK_PIN}'")
     version = pyspark.__version__
     home = os.environ.get("SPARK_HOME")
     if not version.startswith(SPARKS):
-        return Finding("spark", PROBLEM, f"PySpark {version}", "pip install 'pyspark>=4.2,<4.4'")
+        return Finding("spark", PROBLEM, f"PySpark {version}", f"pip install '{SPARK_PIN}'")
     if home:
         remedy = f"unset SPARK_HOME, unless that is Spark {version}"
         return Finding("spark", NOTE, f"PySpark {version}; the JVM starts from SPARK_HOME={home}", remedy)
@@ -123,13 +124,26 @@ def _workers() -> Finding:
 
 
 def _delta() -> Finding:
-    from spark_stream.jars import delta_jars, delta_package
+    from spark_stream.jars import (
+        DELTA_JARS_VARIABLE,
+        DELTA_PIN,
+        DELTA_SPARKS,
+        delta_jars,
+        delta_package,
+        installed_spark,
+        no_delta,
+        of_another_spark,
+    )
 
+    folder = os.environ.get(DELTA_JARS_VARIABLE)
+    wrong = of_another_spark(sorted(Path(folder).glob("*.jar"))) if folder else ""
+    if wrong:
+        text = f"{DELTA_JARS_VARIABLE}={folder}: {wrong} is not for Spark {installed_spark()}"
+        return Finding("delta", PROBLEM, text, "unset it, or fill another folder: `jstream etl fetch-jars DIR`")
     package = delta_package()
     if package is None:
-        return Finding(
-            "delta", NOTE, "delta-spark is not installed", "for Delta tables: pip install delta-spark==4.4.0"
-        )
+        remedy = f"for Delta tables: {DELTA_PIN} and Spark {', '.join(DELTA_SPARKS)}"
+        return Finding("delta", NOTE, no_delta(), remedy)
     if not delta_jars():
         remedy = "a pipeline fetches them; without a network: `jstream etl fetch-jars DIR` where there is one"
         return Finding("delta", NOTE, f"{package}, whose JARs are not here yet", remedy)

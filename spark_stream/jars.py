@@ -17,6 +17,8 @@ from pathlib import Path
 
 DELTA_JARS_VARIABLE = "JSTREAM_DELTA_JARS"
 SCALA = "2.13"  # of every PySpark since 4.0
+DELTA_PIN = "delta-spark==4.4.0"  # the newest that has JARs on Maven Central
+DELTA_SPARKS = ("4.0", "4.1", "4.2")  # for which it has some
 FETCH_TIMEOUT_S = 900
 CONNECT_TIMEOUT_MS = 15_000
 READ_TIMEOUT_MS = 60_000
@@ -32,6 +34,7 @@ _TELLING = (
     "rror",
 )
 
+_OF_SPARK = re.compile(r"delta-spark_(\d+\.\d+)_")
 _OF_JAVA = re.compile(r'^Exception in thread "\S+" (?:[\w.$]+: )?')
 
 
@@ -40,12 +43,32 @@ class JarsError(Exception):
 
 
 def delta_package() -> str | None:
-    """Return the Maven coordinates that fit the installed delta-spark and PySpark, None without delta-spark."""
-    try:
-        delta, spark = version("delta-spark"), version("pyspark")
-    except PackageNotFoundError:
+    """Return the Maven coordinates that fit the installed delta-spark and PySpark, None if `no_delta` says why."""
+    if no_delta():
         return None
-    return f"io.delta:delta-spark_{'.'.join(spark.split('.')[:2])}_{SCALA}:{delta}"
+    delta = version("delta-spark")
+    of_spark = f"_{installed_spark()}" if int(delta.split(".")[1]) else ""  # Delta 4.0 is for Spark 4.0 alone
+    return f"io.delta:delta-spark{of_spark}_{SCALA}:{delta}"
+
+
+def no_delta() -> str:
+    """Return why there are no JARs of Delta for what is installed; empty if there are."""
+    try:
+        delta = version("delta-spark")
+    except PackageNotFoundError:
+        return f"the package delta-spark is not installed: pip install {DELTA_PIN}"
+    spark = installed_spark()
+    if spark not in (DELTA_SPARKS if int(delta.split(".")[1]) else ("4.0",)):
+        return f"Delta {delta} has no JARs for Spark {spark}: {DELTA_PIN} has some for Spark {', '.join(DELTA_SPARKS)}"
+    return ""
+
+
+def installed_spark() -> str:
+    """Return major and minor version of the installed PySpark; empty if none is, as under spark-submit."""
+    try:
+        return ".".join(version("pyspark").split(".")[:2])
+    except PackageNotFoundError:
+        return ""
 
 
 def jar_name(package: str) -> str:
@@ -60,7 +83,14 @@ def delta_jars() -> list[Path]:
     package = delta_package()
     folder = Path(named_folder) if named_folder else delta_cache(package) if package else None
     jars = sorted(folder.glob("*.jar")) if folder is not None else []
-    return jars if any(jar.name.startswith("delta-spark") for jar in jars) else []
+    return jars if any(jar.name.startswith("delta-spark") for jar in jars) and not of_another_spark(jars) else []
+
+
+def of_another_spark(jars: Sequence[Path]) -> str:
+    """Return the name of a JAR of Delta that is for another Spark than the installed one; empty if none is."""
+    spark = installed_spark()
+    named = [(jar.name, made_for[1]) for jar in jars if (made_for := _OF_SPARK.match(jar.name))]
+    return next((name for name, made_for in named if spark and made_for != spark), "")
 
 
 def delta_cache(package: str) -> Path:
@@ -80,12 +110,12 @@ def require_delta_jars(settings: Mapping[str, str], report: Callable[[str], None
         return
     named_folder = os.environ.get(DELTA_JARS_VARIABLE)
     if named_folder:
-        raise JarsError(
-            f"{DELTA_JARS_VARIABLE}={named_folder}: no delta-spark*.jar is there; `jstream etl fetch-jars` fills it"
-        )
+        wrong = of_another_spark(sorted(Path(named_folder).glob("*.jar")))
+        reason = f"{wrong} is not for Spark {installed_spark()}" if wrong else "no delta-spark*.jar is there"
+        raise JarsError(f"{DELTA_JARS_VARIABLE}={named_folder}: {reason}; `jstream etl fetch-jars` fills a folder")
     package = delta_package()
     if package is None:
-        raise JarsError("the package delta-spark is not installed: pip install 'pyspark-jstream[delta]'")
+        raise JarsError(no_delta())
     report(f"fetching Delta's JARs, once ({package})")
     fetch_delta(package, delta_cache(package))
 

@@ -19,7 +19,7 @@ from pyspark.java_gateway import launch_gateway
 
 from spark_stream.jars import failure_reason
 
-JAVA_VERSIONS = ("17", "21")  # that Spark 4.2 runs on
+JAVA_VERSIONS = ("17", "21")  # that Spark 4 runs on
 JAVA_TIMEOUT_S = 60
 KEPT_SIZE_MAX = 64 << 10  # bytes of the launcher's words
 LAST_LINES = 5

@@ -23,6 +23,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from datasource.spark_versions import SAYS_LIMITS
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from pyspark.sql import SparkSession
@@ -75,7 +77,7 @@ def progress_of(progress: Any) -> QueryProgress:
 
 
 def _lags(end_offset: str | None, latest_offset: str | None) -> Iterator[StreamLag]:
-    latest = _entries(latest_offset)
+    latest = _entries(latest_offset) if SAYS_LIMITS else {}  # Spark before 4.2 says the end of the batch
     for stream, entry in _entries(end_offset).items():
         newest = latest.get(stream)
         same = newest is not None and newest["incarnation"] == entry["incarnation"]

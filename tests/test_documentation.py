@@ -490,6 +490,13 @@ def test_the_option_tables_are_those_of_the_code() -> None:
     assert (DOCS / "guide" / "options.md").read_text() == made.stdout
 
 
+def test_the_versions_of_spark_are_those_that_tests_run_with() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "spark_matrix.py")]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    page = (DOCS / "guide" / "where-it-runs.md").read_text()
+    assert all(row in page.splitlines() for row in made.stdout.splitlines())
+
+
 def test_the_table_of_errors_is_that_of_the_classes() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "error_table.py")]
     made = subprocess.run(command, capture_output=True, text=True, check=True)

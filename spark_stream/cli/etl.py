@@ -187,11 +187,11 @@ def fetch_jars(
 
     Set JSTREAM_DELTA_JARS=DIR there. Where there is a network a pipeline fetches them by itself, once.
     """
-    from spark_stream.jars import DELTA_JARS_VARIABLE, JarsError, delta_package, fetch_delta, jar_name
+    from spark_stream.jars import DELTA_JARS_VARIABLE, JarsError, delta_package, fetch_delta, jar_name, no_delta
 
     package = delta_package()
     if package is None:
-        raise CommandFailed("the package delta-spark is not installed: pip install 'pyspark-jstream[delta]'")
+        raise CommandFailed(no_delta())
     if (directory / jar_name(package)).is_file():
         say(f"{directory} has {package} already")
         return

@@ -18,9 +18,9 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
+from datasource.spark_versions import HAS_ARROW_UDF
 from spark_stream.pipelines.config import BYTES, ENVELOPE, JSON, MSGPACK, UTF8, Payload, Pipeline
 from spark_stream.pipelines.errors import DefinitionError
 
@@ -219,7 +219,12 @@ def _escape(name: str) -> str:
 
 
 def _json_of_msgpack(data: Column) -> Column:
-    made: Column = arrow_udf(msgpack_to_json, "text STRING, problem STRING")(data)  # type: ignore[call-overload]
+    kind = "text STRING, problem STRING"
+    if not HAS_ARROW_UDF:
+        return F.udf(_payload_to_json, kind)(data)
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    made: Column = arrow_udf(msgpack_to_json, kind)(data)  # type: ignore[call-overload]
     return made
 
 

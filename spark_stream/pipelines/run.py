@@ -26,6 +26,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from datasource.schema import check_write_schema
+from datasource.spark_versions import SAYS_LIMITS
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, interval_s
 from spark_stream.pipelines.errors import CheckpointLostError, DefinitionError, RunFailedError
@@ -179,10 +180,14 @@ class Run:
             self._beginnings.note_query(str(main.id))
             letters = self._start_letters_beside(main, stop)
             self._attend([main] if letters is None else [main, letters], stop, watch)
+            while self._is_behind(main, stop):
+                main = self._start_main()
+                self._attend([main], stop, watch)
             if self._needs_letter_query() and letters is None and not stop.asked.is_set():
                 letters = self._start_letters()
-                if letters is not None:
+                while letters is not None:
                     self._attend([letters], stop)
+                    letters = self._start_letters() if self._is_behind(letters, stop) else None
         except SPARK_ERRORS as error:
             failure = self._failure or error
             if isinstance(failure, CheckpointLostError):
@@ -351,6 +356,16 @@ class Run:
             return checked_s
         return now_s
 
+    def _is_behind(self, query: StreamingQuery, stop: Stop) -> bool:
+        """Return whether an available-now run has messages left that were there when it began: before Spark 4.2 its
+        query makes one batch, or repeats the last one.
+        """
+        last = query.lastProgress
+        if SAYS_LIMITS or self._mode == CONTINUOUS or stop.asked.is_set() or last is None or not _has_batch(last):
+            return False
+        end = sequences_of(json.loads(last.json)["sources"][0]["endOffset"])
+        return any(end.get(name, 1) < stream.next_sequence for name, stream in self._streams.items())
+
     def _batch_done(self) -> int:
         offsets = self._state.offsets()
         return -1 if offsets is None else offsets.batch_done
@@ -381,7 +396,11 @@ class Run:
 
     def _lag(self, source: Mapping[str, Any], end: Mapping[str, int]) -> dict[str, int]:
         lag = {}
-        for name, latest in sequences_of(source.get("latestOffset")).items():
+        latests = sequences_of(source.get("latestOffset"))
+        if not SAYS_LIMITS:
+            streams = streams_of(self._prepared.pipeline.source)
+            latests = {name: stream.next_sequence for name, stream in streams.items()}
+        for name, latest in latests.items():
             here, stream = end.get(name, 1), self._streams.get(name)
             known = len(stream.shown(here, latest)) if stream is not None else 0
             lag[name] = known + max(latest - max(here, stream.next_sequence if stream is not None else 0), 0)

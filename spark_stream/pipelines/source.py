@@ -8,6 +8,7 @@ from typing import NoReturn
 from pyspark.sql import DataFrame, SparkSession
 
 from datasource.settings import LOCK_TIMEOUT_S
+from datasource.spark_versions import SAYS_LIMITS
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
@@ -30,6 +31,8 @@ def read_stream(spark: SparkSession, source: Source, starts: Mapping[str, int] |
     `starts`: begin at these sequences, and without the consumer; for a second query beside the pipeline's own.
     """
     options = common_options(source)
+    if not SAYS_LIMITS:
+        options["trigger"] = "processingTime"  # limits count: an available-now run is one query after another there
     for key, option in _LIMITS.items():
         value = getattr(source, key)
         if value is not None:

@@ -4,7 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
-from pyspark.sql.streaming.datasource import (
+
+from datasource.limits import Limits, Patience, admit
+from datasource.spark_versions import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
@@ -12,8 +14,6 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     ReadMinRows,
 )
-
-from datasource.limits import Limits, Patience, admit
 from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table

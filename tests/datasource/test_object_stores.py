@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from harness.objects.server import SECRET, Faults, serving
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from datasource.settings import ReadSettings, StreamReadSettings, WriteSettings
+from datasource.spark_versions import ReadAllAvailable
 from datasource.stream_reader import MessageStreamReader
 from datasource.stream_source import StreamSource
 from storage_core import Store
@@ -30,7 +30,7 @@ ORDERS = {"name": "ORDERS", "subjects": ["orders.>"]}
 # A query: it reads one batch of at most 100 messages and begins with the next, so that the first one is acknowledged.
 QUERY = """
 import json, sys
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from datasource.spark_versions import ReadMaxRows
 from datasource.settings import StreamReadSettings
 from datasource.stream_source import StreamSource
 from storage_core.store.consumers import leases

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, StructField, StructType
 
 from datasource import source
+from datasource.spark_versions import ReadAllAvailable, SupportsTriggerAvailableNow
 
 COLUMNS = StructType([StructField("sequence", LongType())])
 CALLS: dict[str, Callable[[Any], object]] = {

@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from datasource import source
 from datasource.schema import MESSAGE_TYPES, spark_schema
+from datasource.spark_versions import ReadAllAvailable
 from storage_core import Store
 from storage_core.errors import InvalidMessageError
 from storage_core.schema import READ_SCHEMA, read_schema

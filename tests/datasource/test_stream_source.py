@@ -18,10 +18,10 @@ import pytest
 from harness.stream_starts import STARTS, prepare, restarted
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from datasource import source
 from datasource.settings import StreamReadSettings
+from datasource.spark_versions import ReadAllAvailable
 from datasource.stream_reader import MessageStreamReader
 from datasource.stream_source import StreamSource
 from storage_core import Store

@@ -54,7 +54,7 @@ PLAN = """
 import json, pickle, sys
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from datasource.spark_versions import ReadAllAvailable
 from datasource import source
 from storage_core import Store
 from storage_core.schema import HEADERS_TYPE

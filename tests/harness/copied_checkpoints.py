@@ -19,9 +19,9 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from datasource import source
+from datasource.spark_versions import ReadAllAvailable
 from datasource.stream_writer import BATCH_ID, QUERY_ID, RUN_ID
 from storage_core import Store
 from storage_core.errors import FencedError, RequirementError
