@@ -43,8 +43,9 @@ def servers_of(settings: Settings | WriteSettings) -> Servers:
 
 def check_streams(settings: Settings) -> None:
     """Raise StreamNotFoundError for a stream that is not there, and as connecting does."""
-    is_streaming = isinstance(settings, StreamReadSettings)
-    servers_of(settings).retrying(lambda connection: infos_of(connection, settings, must_match=not is_streaming))
+    is_streaming, servers = isinstance(settings, StreamReadSettings), servers_of(settings)
+    servers.check()
+    servers.retrying(lambda connection: infos_of(connection, settings, must_match=not is_streaming))
 
 
 def infos_of(

@@ -364,6 +364,15 @@ class ServerAwayError(ServerError):
     code = "JSTREAM_SERVER_AWAY"
 
 
+class MirrorDivergedError(StorageError):
+    """The source of a mirror was made again, went back, or has other messages: the mirror is left as it is."""
+
+    code = "JSTREAM_MIRROR_DIVERGED"
+    stream: str | None = None
+    first: int | None = None  # sequences [first, end) that the mirror has and the source has not, or has others for
+    end: int | None = None
+
+
 class ProtocolError(ServerError):
     """What a server sent is not the NATS protocol, or is not a message that was asked for."""
 

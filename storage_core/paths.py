@@ -83,6 +83,11 @@ def local_path(path: str, label: str) -> str:
     scheme = _SCHEME.match(path)
     if scheme and scheme[1].lower() == "file":
         path = _FILE_PREFIX.sub("", path, count=1)
+    elif scheme and scheme[1].lower() in ("nats", "tls"):
+        raise ValueError(
+            f"{label}: {path!r} is a running NATS server, and no volume: `jstream mirror` brings its streams into a "
+            "store, and the data source of Spark reads and writes them"
+        )
     elif scheme:
         raise ValueError(
             f"{label}: {path!r} is not a local path; a volume is a folder that the driver and every executor see at "

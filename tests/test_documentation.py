@@ -311,6 +311,12 @@ NOT_RUN = [
         is_python,
     ),
     NotRun(
+        "docs/guide/live-nats.md",
+        "jstream mirror nats://",
+        "needs running servers; tests/spark_stream/cli/test_mirror.py has one",
+        anything,
+    ),
+    NotRun(
         "docs/guide/object-stores.md",
         "jstream store create",
         "needs buckets; tests/spark_stream/cli/test_object_stores.py has some",

@@ -75,6 +75,7 @@ PANELS = {
         Command("backup", "backup:backup", "Make a backup, or resume one."),
         Command("restore", "backup:restore", "Make a store, or streams, of a backup."),
         Command("import", "import_:app", "Import streams of another server's store."),
+        Command("mirror", "mirror:mirror", "Mirror streams of running NATS servers."),
     ],
     "Pipelines": [
         Command("init", "init:init", "Write templates of streams, pipelines and Spark's settings."),

@@ -2,16 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, VerbGroup, WrongUsage
+from spark_stream.cli.live_options import (
+    CaOption,
+    CertOption,
+    ContextOption,
+    CredsOption,
+    DomainOption,
+    KeyOption,
+    NkeyOption,
+    UserOption,
+    servers_of,
+)
 from spark_stream.cli.options import (
     REMEDY,
     EncryptionKeyOption,
     GroupStoreOption,
     JsonOption,
+    StoreOption,
     open_store,
     read_key,
     remember_store,
@@ -28,8 +40,20 @@ SHOWN_COUNT_MAX = 10  # conflicts of one stream that are printed
 RANGE_COUNT_MAX = 4  # ranges of a copy that a cell of the table names
 _COLUMNS = ("stream", "copy", "messages", "missing", "damaged", "different", "first", "last", "content", "verdict")
 
+
+class _DriftGroup(VerbGroup):
+    """Verbs, and the address of running servers in the place of one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from storage_core.live.login import is_live
+
+        if is_live(args[0]):
+            args = ["mirror", "--servers", args[0], *args[1:]]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
-    cls=VerbGroup,
+    cls=_DriftGroup,
     help="Compare the copies of streams, message by message: which are there, missing, damaged or different.\n\n"
     "Without a verb: the copies of our own streams on the volumes of the store. Exit code 1 if copies differ.",
 )
@@ -100,6 +124,58 @@ def stan(
 
     check_picture(picture)
     _compare_foreign(open_foreign(directories, "stan", truncate_bad_eof=truncate_bad_eof), streams, picture, json)
+
+
+@app.command("mirror")
+def mirror(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The mirror, by its name here.")],
+    servers: Annotated[
+        str | None,
+        typer.Option("--servers", metavar="SERVERS", help="Where its source is; else where it was mirrored from."),
+    ] = None,
+    context: ContextOption = None,
+    creds: CredsOption = None,
+    nkey: NkeyOption = None,
+    user: UserOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    domain: DomainOption = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Compare a mirror with the running NATS servers, message by message: `jstream drift nats://HOST STREAM`."""
+    from storage_core.mirror import ADDRESSES
+    from storage_core.mirror_comparison import compare_mirror
+
+    login = {"context": context, "creds": creds, "nkey": nkey, "user": user}
+    with open_store(store) as opened:
+        addresses = servers or opened.stream(stream).config.metadata.get(ADDRESSES, "")
+        if not addresses:
+            raise CommandFailed(f"stream {stream!r} is no mirror: `jstream mirror` makes one")
+        at = servers_of(addresses, **login, ca=ca, cert=cert, key=key, domain=domain)
+        outcome = compare_mirror(opened, at, stream)
+    if json:
+        print_json(outcome.to_json())
+    else:
+        rows = [
+            [
+                outcome.stream,
+                outcome.same,
+                len(outcome.different),
+                len(outcome.missing),
+                len(outcome.deleted),
+                outcome.lag,
+            ]
+        ]
+        print_table(("stream", "same", "different", "missing", "deleted there", "not here yet"), rows, "Mirror")
+        for word, sequences in (("different", outcome.different), ("missing", outcome.missing)):
+            for first, end in sequences.ranges_head(SHOWN_COUNT_MAX):
+                say(f"sequences {first} to {end - 1} are {word}" if end - first > 1 else f"sequence {first} is {word}")
+        if not outcome.is_same_stream:
+            say(f"stream {outcome.source} was made again since it was mirrored")
+    if not outcome.ok:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _compare_foreign(store: "ForeignStore", streams: list[str] | None, picture: Path | None, json: bool) -> None:

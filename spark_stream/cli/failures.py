@@ -4,6 +4,7 @@
     0          done
     1          failed: the store, a stream, the operating system or the data says no
     2          wrong usage; also a destructive verb that has nobody to ask and no --force
+    3          `jstream mirror`: the source is no longer what was mirrored
     130        interrupted (Ctrl-C), quietly
     141        whoever read our output has closed it (`| head`), quietly
 

@@ -33,6 +33,10 @@ class Servers:
     def connect(self) -> Connection:
         return Connection(self.addresses, self.login, self.silence_s)
 
+    def check(self) -> None:
+        """Raise at once if no server answers, or the login is refused: before work that would wait for one."""
+        self.connect().close()
+
     def retrying(self, work: Callable[[Connection], T]) -> T:
         """Return what the work returns on a connection of its own; it is done again while no server or leader answers.
 
@@ -142,3 +146,11 @@ def _message(connection: Connection, stream: str, wanted: dict[str, Any]) -> tup
 
 def consumers(connection: Connection, stream: str) -> list[dict[str, Any]]:
     return list(connection.pages("CONSUMER.LIST", stream, key="consumers"))
+
+
+def same_time(text: str, other: str) -> bool:
+    """Return whether two texts of RFC 3339 are the same moment, to the nanosecond."""
+    try:
+        return quantities.parse_time_ns(text, "time") == quantities.parse_time_ns(other, "time")
+    except ValueError:
+        return False

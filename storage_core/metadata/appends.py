@@ -30,6 +30,8 @@ from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 SUPERSEDED_RUNS_KEPT = 64
 NO_MESSAGES = bytes(16)  # the content of a batch without any
 STORE = "the store"
+MIRROR = "jstream.mirror"  # in the metadata of a stream: which stream of running servers it mirrors
+MIRROR_WRITER = "jstream mirror"
 
 
 def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tuple[StoreState, Result]:
@@ -42,6 +44,12 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
     for stream, part in zip(targets, command.streams, strict=True):
         if stream.config.sealed:
             refuse(errors.RequirementError, f"stream {stream.name!r} is sealed")
+        source = stream.config.metadata.get(MIRROR)
+        if source is not None and command.writer != MIRROR_WRITER:
+            reason = (
+                f"stream {stream.name!r} mirrors stream {source!r} of running servers: only `jstream mirror` writes it"
+            )
+            refuse(errors.RequirementError, reason)
         if part.overwrite:
             if stream.config.deny_purge:
                 refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")

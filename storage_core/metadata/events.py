@@ -66,6 +66,11 @@ KINDS: Mapping[str, EventKind] = {
     "import_begun": _fact("an import from NATS Streaming that begins"),
     "imported": _end("an import that is done"),
     "copied": _end("`stream copy`"),
+    # Mirrors.
+    "mirror_begun": _fact("`jstream mirror`, the first time"),
+    "mirror_gap": _fact("messages that a mirror's source removed before they came over, and were skipped", True),
+    "mirror_diverged": _condition("a mirror whose source is no longer what was mirrored", True),
+    "mirror_compared": _fact("`jstream drift` between a mirror and its source"),
     # Appends and what is removed.
     "batch_again": _condition("a batch of a writer that came again, and was not stored again"),
     "batch_shortened": _condition("a batch of a query from which messages were removed after it was planned"),

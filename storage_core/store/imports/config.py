@@ -168,7 +168,7 @@ def with_consumers(stream: StreamState, foreign: Sequence[ForeignConsumer], now_
     events: list[Event] = []
     notes: list[str] = []
     for foreign_consumer, name in _named(foreign, notes):
-        config, left = _consumer_config(name, foreign_consumer)
+        config, left = consumer_config(name, foreign_consumer)
         notes += [f"consumer {name}: {note}" for note in left]
         consumer, place_notes = _placed(stream, foreign_consumer, config, now_ns)
         notes += [f"consumer {name}: {note}" for note in place_notes]
@@ -206,7 +206,7 @@ def _named(foreign: Sequence[ForeignConsumer], notes: list[str]) -> list[tuple[F
     return list(named.values())
 
 
-def _consumer_config(name: str, foreign: ForeignConsumer) -> tuple[ConsumerConfig, list[str]]:
+def consumer_config(name: str, foreign: ForeignConsumer) -> tuple[ConsumerConfig, list[str]]:
     notes: list[str] = []
     values: dict[str, Any] = {"name": name}
     settings = dict(foreign.config)
