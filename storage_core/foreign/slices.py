@@ -44,6 +44,8 @@ class ForeignSlice:
     sound_crc32c: int | None = None  # layout=nats: of a block, uncompressed, whose records were all true when planned
     no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each reported as damage
     bounds: tuple[int, int] = (1, 1 << 63)  # layout=stan: what the whole file answers for; the rest of it is not its
+    left_out: bytes = b""  # layout=stan: SequenceSet.encode(), offset_bytes of true records that are not served
+    told: "tuple[tuple[int, ForeignDamage], ...]" = ()  # layout=stan: known by now, with the sequence it is told at
 
 
 @dataclass(frozen=True, slots=True)

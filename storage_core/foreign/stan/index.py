@@ -20,6 +20,7 @@ from struct import Struct
 
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.record import FILE_HEADER_SIZE, SEQUENCE_MAX, checksum_name
+from storage_core.foreign.tree import size_of
 from storage_core.os_errors import raise_if_of_process
 
 ENTRY = Struct("<QQqII")
@@ -56,6 +57,11 @@ def first_and_last(path: str | Path, files: Files = OS_FILES) -> tuple[IndexEntr
     first = next((entry for at in places if (entry := _decode(head, at))), None)
     last = next((entry for at in reversed(places) if (entry := _decode(tail, at))), None)
     return None if first is None or last is None or last.sequence < first.sequence else (first, last)
+
+
+def count_entries(path: str | Path, files: Files = OS_FILES) -> int:
+    """Return how many entries fit into the file, 0 if there is none."""
+    return max(0, size_of(Path(path), files) - FILE_HEADER_SIZE) // ENTRY.size
 
 
 def _decode(entries: bytes, at: int) -> IndexEntry | None:

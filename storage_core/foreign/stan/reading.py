@@ -34,6 +34,7 @@ from storage_core.foreign.stan.report import show
 from storage_core.foreign.stan.scan import Cause, Stretch, Window, fold, join, scan_file
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
+from storage_core.sequences import SequenceSet
 from storage_core.subject_columns import match_mask
 
 NAME_SIZE_MAX = 64  # characters of another channel's name that are reported
@@ -74,6 +75,7 @@ def _shown(
 ) -> Iterator[tuple[Window, Records, np.ndarray]]:
     """Yield the windows of the file with the messages of the part in them, and their sequences."""
     account = _Account(part, on_damage)
+    account.tell_known()
     for window in _windows(part, account, files):
         refuse_encrypted(part.stream, part.path, window)
         yield (window, *account.take(window))
@@ -131,6 +133,13 @@ class _Account:
         self._pending: list[Stretch] = []  # stretches after the last served record
         self._beyond = 0  # highest sequence of this channel at or above what the file answers for
         self._read_bytes = 0  # of the file
+        self._left_out = SequenceSet.decode(part.left_out) if part.left_out else SequenceSet.empty()
+
+    def tell_known(self) -> None:
+        """Tell what was found when the part was planned."""
+        for at, damage in self._part.told:
+            if self._part.first <= at < self._part.end:
+                self._tell_damage(damage)
 
     def take(self, window: Window) -> tuple[Records, np.ndarray]:
         """Return the messages of the window to serve, with their sequences; tell the damage in front of them."""
@@ -138,14 +147,15 @@ class _Account:
         stretches_end = max((stretch.end_bytes for stretch in window.stretches), default=0)
         records_end = window.offset_bytes + int(np.max(records.ends, initial=0))
         self._read_bytes = max(self._read_bytes, records_end, stretches_end)
-        strange = strangers(records, part.bounds)
+        left_out = self._left_out.mask(window.offset_bytes + records.heads)
+        strange = strangers(records, part.bounds) & ~left_out
         if strange.any():
             numbers = records.fields[SEQUENCE].values[strange & records.own]
             self._beyond = max(self._beyond, *numbers[numbers >= part.bounds[1]].tolist(), 0)
-        sequences = place_sequences(records, self._placed, self._apart, strange)
+        sequences = place_sequences(records, self._placed, self._apart, strange | left_out)
         self._note_places(window, sequences)
         shown = (sequences > 0) & (records.good | part.no_crc)
-        hidden = _hidden(window, shown, strange, part)
+        hidden = _hidden(window, shown | left_out, strange, part)
         here = sorted([*window.stretches, *hidden], key=lambda stretch: stretch.offset_bytes)
         stretches = fold(join([*self._pending, *here]))
         rows = np.flatnonzero(shown)
@@ -291,9 +301,12 @@ class _Account:
             record=show(MESSAGES, stretch),
             places=stretch.places,
         )
+        self._tell_damage(damage)
+
+    def _tell_damage(self, damage: ForeignDamage) -> None:
         if self._on_damage is not None:
             self._on_damage(damage)
-        elif damage.costs and not allowed:
+        elif damage.costs and not damage.allowed:
             raise DataLossError(damage.explain())
 
 
@@ -312,13 +325,13 @@ def _hidden(window: Window, shown: np.ndarray, strange: np.ndarray, part: Foreig
         stretch = window.suspect(first, end)
         if strange[first]:
             stretch = replace(stretch, cause=Cause.FOREIGN, reason=_strange_reason(window, first, end, part))
-        elif records.good[first]:  # true, but not above all in front of it: a copy, as the server would not store it
-            reason = "the sequence is not above that of the record in front"
-            stretch = replace(stretch, cause=Cause.HARMLESS, reason=reason)
+        elif records.good[first]:  # not there when the part was planned, when such records are compared
+            reason = "the sequence is not above that of the record in front: the file has changed"
+            stretch = replace(stretch, cause=Cause.FOREIGN, reason=reason)
         stretches.append(stretch)
     if rest:  # as what the worst of them is
         left = hidden[rest[0][0] :]
-        cause = Cause.FOREIGN if strange[left].any() else Cause.HARMLESS if records.good[left].all() else Cause.BAD
+        cause = Cause.FOREIGN if records.good[left].any() else Cause.BAD
         stretch = window.suspect(int(left[0]), int(left[-1]) + 1)
         reason = "records that have no place here, that fail their checksum, or that come twice"
         stretches.append(replace(stretch, cause=cause, reason=reason, shown=b"", places=len(rest)))

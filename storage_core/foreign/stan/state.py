@@ -1,10 +1,12 @@
 """What a channel holds: for each slice the sequences that it answers for.
 
 A slice answers for everything from its first message up to the first of the next slice by number, since sequences rise
-without holes; so the first record of each slice tells all but the end. One that begins out of order with the others is
-not of this channel: of it counts what fits between its neighbours, which is none of it as a rule. The end is what the
-last index entry says if it fits the end of the file, else the last slice is read. Where the end of the file is damaged
-and no index tells how far the channel went, the last part has no end.
+without holes. An index that lists as many messages as lie between its first and its last one, and fits both ends of the
+file, tells what a slice holds; else the slice is read. One that begins out of order with the others is not of this
+channel: of it counts what fits between its neighbours, which is none of it as a rule. Where the end of the file is
+damaged and no index tells how far the channel went, the last part has no end.
+
+Where numbers begin again, or slices overlap, repeats.py says which records are served, and what the others are.
 
 Messages that the server's limits have removed stay in a slice until all of it is dropped, and nothing in the store
 marks them: they are read.
@@ -21,7 +23,7 @@ import numpy as np
 
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.directory import ChannelDirectory, SliceFile
-from storage_core.foreign.stan.index import IndexEntry, first_and_last
+from storage_core.foreign.stan.index import IndexEntry, count_entries, first_and_last
 from storage_core.foreign.stan.messages import SEQUENCE, place_sequences, strangers
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.reading import SEQUENCE_END, refuse_encrypted
@@ -35,6 +37,7 @@ from storage_core.foreign.stan.record import (
     SUBJECT,
     checksum_name,
 )
+from storage_core.foreign.stan.repeats import Choice, Told, compare, read_numbers
 from storage_core.foreign.stan.scan import Cause, scan_file
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
@@ -51,6 +54,8 @@ class SliceState:
     end: int  # SEQUENCE_END: not known
     row_count: int
     bounds: tuple[int, int]  # the same, but that the last slice of a channel goes on without end
+    left_out: SequenceSet  # offset_bytes of true records that are not served, since others are
+    told: tuple[Told, ...]  # about them, and about slices beside it that are left out
 
     @property
     def known(self) -> bool:
@@ -68,6 +73,18 @@ class ChannelState:
     def removed(self) -> SequenceSet:
         """Return nothing: a slice that the server's limits dropped leaves no trace, and might as well be lost."""
         return SequenceSet.empty()
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """The sequences of a slice's records."""
+
+    lowest: int
+    highest: int
+    rises: bool  # each is above the one in front
+    first: int  # of those that are served, as far as other slices allow it
+    last: int
+    tail_damaged: bool  # behind the last of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +113,30 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
             looks.append(look)
     if not looks:
         return ChannelState(1, 0, ())
-    looks, notes = _in_order(looks)
+    looks, dropped = _in_order(looks)
     firsts = [look.first for look in looks]
+    left_out, told = _repeated(channel.name, looks, dropped, files)
     slices = [
-        SliceState(look.file, look.first, end, 0 if look.out_of_order else end - look.first, (look.first, end))
+        SliceState(
+            look.file,
+            look.first,
+            end,
+            0 if look.out_of_order else end - look.first,
+            (look.first, end),
+            left_out.get(look, SequenceSet.empty()),
+            tuple(told.get(look, ())),
+        )
         for look, end in zip(looks[:-1], firsts[1:], strict=True)
+    ]
+    notes = [
+        f"{Path(look.file.path).name} begins with message {look.begins}, out of order with the slices beside it: left "
+        "out"
+        for look in dropped
     ]
     end = looks[-1].end()
     count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
-    slices.append(SliceState(looks[-1].file, firsts[-1], end, count, (firsts[-1], SEQUENCE_END)))
+    bounds, hidden = (firsts[-1], SEQUENCE_END), left_out.get(looks[-1], SequenceSet.empty())
+    slices.append(SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told.get(looks[-1], ()))))
     # A damaged end held one more message at least.
     last = end - 1 if end < SEQUENCE_END else max(looks[-1].summary.last, firsts[-1] - 1) + 1
     if firsts[0] > 1:
@@ -116,11 +148,51 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
     return ChannelState(firsts[0], last, tuple(slices), tuple(notes))
 
 
-def _in_order(looks: list["_Look"]) -> tuple[list["_Look"], list[str]]:
-    """Return the slices by number with firsts that rise, and what is left out for it.
+def _repeated(
+    channel: str, looks: list["_Look"], dropped: list["_Look"], files: Files
+) -> tuple[dict["_Look", SequenceSet], dict["_Look", list[Told]]]:
+    """Return, for slices, which records are not served, and what is to be told of that and of `dropped` slices."""
+    ends = [look.first for look in looks[1:]] + [SEQUENCE_END]
+    windows = [*zip(looks, ends, strict=True), *((look, 0) for look in dropped)]
+    suspects = []
+    for look, end in windows:
+        extent = look.extent
+        if not extent.rises or not end:
+            suspects.append((extent.lowest, extent.highest + 1))
+        else:
+            suspects += [(extent.lowest, look.first), (max(end, extent.lowest), extent.highest + 1)]
+    suspected = SequenceSet.from_ranges(suspects)
+    if not suspected:
+        return {}, {}
+    concerned = [
+        (look, end)
+        for look, end in windows
+        if not look.extent.rises or suspected.count_in(min(look.first, look.extent.lowest), look.extent.highest + 1)
+    ]
+    chosen: list[tuple[_Look, Choice]] = []
+    for look, end in concerned:
+        try:
+            numbered = read_numbers(channel, look.file, files, with_digests=True)
+        except OSError as error:  # reported when the slice is read for its messages
+            raise_if_of_process(error)
+            continue
+        served = numbered.chosen() & (numbered.sequences >= look.first) & (numbered.sequences < end)
+        chosen.append((look, Choice(numbered, served, end)))
+    told: dict[_Look, list[Told]] = {}
+    for (look, _), places in zip(chosen, compare([choice for _, choice in chosen]), strict=True):
+        told.setdefault(look if look in looks else looks[0], []).extend(places)
+    # Of a slice that serves nothing, what it held is lost, and told as that when it is read.
+    left_out = {look: choice.left_out for look, choice in chosen if choice.served.any()}
+    return left_out, told
+
+
+def _in_order(looks: list["_Look"]) -> tuple[list["_Look"], list["_Look"]]:
+    """Return the slices by number with firsts that rise, and those that are left out for it.
 
     Those that rise stay as they are, as many as can. Another one answers for what is free between its neighbours.
     """
+    for look in looks:
+        look.choose_run()
     firsts = [look.first for look in looks]
     if all(first < two for first, two in zip(firsts, firsts[1:], strict=False)):
         return looks, []
@@ -129,18 +201,17 @@ def _in_order(looks: list["_Look"]) -> tuple[list["_Look"], list[str]]:
     for at in range(len(looks) - 1, 0, -1):
         behind[at - 1] = firsts[at] if at in rising else behind[at]
     kept: list[_Look] = []
-    notes = []
+    dropped = []
     for at, look in enumerate(looks):
         if at not in rising:
-            begins = look.first
+            look.begins = look.first
             look.out_of_order = True
             look.first = kept[-1].last + 1 if kept else 1
             if look.first >= behind[at] or (kept and kept[-1].out_of_order):
-                name = Path(look.file.path).name
-                notes.append(f"{name} begins with message {begins}, out of order with the slices beside it: left out")
+                dropped.append(look)
                 continue
         kept.append(look)
-    return kept, notes
+    return kept, dropped
 
 
 def _longest_rise(firsts: Sequence[int], weights: Sequence[int]) -> set[int]:
@@ -180,10 +251,48 @@ class _Look:
     def __init__(self, channel: str, file: SliceFile, files: Files) -> None:
         self.file, self.first = file, 0  # first: sequence it answers for from; 0: it holds nothing
         self.out_of_order = False  # what it holds is not of this place in the channel
+        self.begins = 0  # sequence of its first message, of one out of order
         self._channel, self._files = channel, files
         self._summary: _Summary | None = None
         self._entries: tuple[IndexEntry, IndexEntry] | None = None
         self._entries_read = False
+        self._extent: _Extent | None = None
+
+    @property
+    def extent(self) -> "_Extent":
+        """Return which sequences the slice holds; reads it unless its index tells."""
+        if self._extent is None:
+            self._extent = self._find_extent()
+        return self._extent
+
+    def _find_extent(self) -> "_Extent":
+        entries = self.entries
+        if entries is not None and entries[0].offset_bytes == FILE_HEADER_SIZE and self._ends_with(entries):
+            first, last = entries[0].sequence, entries[1].sequence
+            if count_entries(self.file.index_path, self._files) == last + 1 - first:
+                return _Extent(first, last, True, first, last, False)
+        try:
+            numbered = read_numbers(self._channel, self.file, self._files)
+        except OSError as error:  # reported when the slice is read for its messages
+            raise_if_of_process(error)
+            return _Extent(self.first, self.first - 1, True, self.first, self.first - 1, True)
+        if not len(numbered.sequences):
+            return _Extent(self.first, self.first - 1, True, self.first, self.first - 1, bool(numbered.damaged_to))
+        chosen = np.flatnonzero(numbered.chosen())
+        own, end = numbered.sequences, int(numbered.ends[chosen[-1]])
+        return _Extent(
+            lowest=int(own.min()),
+            highest=int(own.max()),
+            rises=numbered.is_rising,
+            first=int(own[chosen[0]]),
+            last=int(own[chosen[-1]]),
+            tail_damaged=numbered.damaged_to > end,
+        )
+
+    def choose_run(self) -> None:
+        """Let the slice answer for the run that is served of it, where its numbers begin again."""
+        if not self.extent.rises and not self.extent.first <= self.first <= self.extent.last:
+            self.first = self.extent.first
 
     @property
     def summary(self) -> _Summary:
@@ -220,6 +329,8 @@ class _Look:
 
     def end(self) -> int:
         """Return the end of the channel if this is its last slice, SEQUENCE_END if nothing tells it."""
+        if not self.extent.rises and not self.out_of_order:
+            return SEQUENCE_END if self.extent.tail_damaged else self.extent.last + 1
         last, summary = self.last, self._summary
         if self.out_of_order:
             return SEQUENCE_END

@@ -107,6 +107,29 @@ def test_skip_damage_goes_on_past_what_no_option_reads(jstream, tmp_path: Path) 
     assert foo["lost"] > 0
 
 
+def test_numbers_that_begin_again_stop_an_import_and_one_run_is_imported_past_them(jstream) -> None:
+    source = DATA / "stan-field" / "numbers-restart"
+    outcome = jstream("import", "stan", source)
+    assert outcome.code == 1
+    assert "24 records with sequences 1 to 24 and other content" in outcome.err
+    outcome = jstream("import", "stan", source, "--skip-damage", "--json")
+    assert outcome.code == 1
+    report = json.loads(outcome.out)
+    (logs,) = report["streams"]
+    assert (logs["messages"], logs["lost"], logs["last_seq"]) == (61, 0, 61)
+    assert ["other content" in row["reason"] for row in report["damage"] if row["left"]] == [True]
+    with Store.open(jstream.volume) as store:
+        rows = store.stream("logs").read(columns=("data",)).read_all().to_pylist()
+    assert [row["data"] for row in rows] == [b"second run %d" % number for number in range(1, 62)]
+
+
+def test_an_empty_subs_dat_is_in_the_report(jstream) -> None:
+    outcome = jstream("import", "stan", DATA / "stan-field" / "subs-empty", "--json")
+    assert outcome.code == 1
+    (row,) = json.loads(outcome.out)["damage"]
+    assert row["left"] and "the subscriptions of the channel are gone" in row["reason"]
+
+
 def test_replicas_are_imported_as_one_and_what_another_copy_has_is_no_damage_that_is_left(trio, tmp_path) -> None:
     shutil.copytree(NATS / "r3-clean" / "store", tmp_path / "nodes")
     nodes = sorted((tmp_path / "nodes").iterdir())

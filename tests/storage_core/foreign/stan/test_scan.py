@@ -222,14 +222,15 @@ def test_records_inside_data_are_data(writer: Any, read: Read, make_channel: Any
         assert [row["sequence"] for row in rows if row["sequence"] != 2] == [1, 3, 4]
 
 
-def test_copy_of_a_record_is_passed_over(writer: Any, read: Read, make_channel: Any) -> None:
-    content = [writer.slice(1, 4), writer.message(2, data=b"again"), writer.message(4)]
+@pytest.mark.parametrize(("data", "first", "reason"), [(None, None, "same content"), (b"again", 2, "other content")])
+def test_copy_of_a_record_is_passed_over_and_compared(
+    writer: Any, read: Read, make_channel: Any, data: bytes | None, first: int | None, reason: str
+) -> None:
+    content = [writer.slice(1, 4), writer.message(2, data=data), writer.message(4)]
     told: list[ForeignDamage] = []
     rows = read(make_channel(msgs_1_dat=content), on_damage=told.append)
     assert [row["data"] for row in rows] == [b"data 1", b"data 2", b"data 3", b"data 4"]
-    assert [(one.first, one.reason) for one in told] == [
-        (None, "the sequence is not above that of the record in front")
-    ]
+    assert [(one.first, one.costs, reason in one.reason) for one in told] == [(first, first is not None, True)]
 
 
 def test_windows_of_any_size_give_what_one_gives(writer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

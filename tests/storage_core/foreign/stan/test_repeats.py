@@ -1,0 +1,253 @@
+"""Numbers that begin again, in a slice and across slices: one run is served, the others are compared by content."""
+
+import itertools
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage_core.errors import DataLossError
+from storage_core.foreign import ForeignDamage, open_foreign, open_foreign_slices, read_foreign_slice
+from storage_core.foreign.side_by_side import compare
+from storage_core.foreign.stan.repeats import Numbered
+
+FIELD = Path(__file__).parents[3] / "data" / "stan-field"
+Read = Callable[..., list[dict[str, Any]]]
+
+
+def run(writer: Any, first: int, end: int, name: str = "a") -> list[bytes]:
+    return [writer.message(number, data=f"{name} {number}".encode()) for number in range(first, end)]
+
+
+def everything(store: Path, read: Read, stream: str = "foo", **options: Any) -> tuple[list[str], list[ForeignDamage]]:
+    """Return the data of all messages, and all that is told."""
+    told, _ = open_foreign(store, "stan").inspect(stream)
+    return [row["data"].decode() for row in read(store, stream, on_damage=told.append, **options)], told
+
+
+def names(*runs: tuple[str, int, int]) -> list[str]:
+    return [f"{name} {number}" for name, first, end in runs for number in range(first, end)]
+
+
+def of_others(told: Sequence[ForeignDamage]) -> list[tuple[int | None, int | None]]:
+    return [(place.first, place.end) for place in told if "other content" in place.reason]
+
+
+def test_three_runs_of_a_real_server_in_a_file(read: Read) -> None:
+    store = FIELD / "numbers-restart"
+    got, told = everything(store, read, "logs")
+    assert got == names(("second run", 1, 62))
+    other, copies = told
+    assert (other.first, other.end, other.costs, other.offset_bytes, other.end_bytes) == (1, 25, True, 4, 955)
+    assert other.reason.startswith("24 records with sequences 1 to 24 and other content")
+    assert (copies.first, copies.costs, copies.offset_bytes, copies.end_bytes) == (None, False, 955, 1906)
+    with pytest.raises(DataLossError, match="24 records with sequences 1 to 24 and other content"):
+        read(store, "logs")
+    (copy,) = compare(open_foreign(store, "stan"), "logs").copies
+    assert (copy.first, copy.last, copy.whole) == (1, 61, True)
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize(
+    ("runs", "served", "other"),
+    [
+        ([("a", 1, 11), ("b", 1, 31)], [("b", 1, 31)], [(1, 11)]),
+        ([("a", 1, 31), ("b", 1, 11)], [("a", 1, 31)], [(1, 11)]),
+        ([("a", 1, 31), ("b", 31, 41), ("c", 1, 6)], [("a", 1, 31), ("b", 31, 41)], [(1, 6)]),
+        ([("a", 1, 21), ("b", 1, 6), ("a", 21, 31)], [("a", 1, 31)], [(1, 6)]),
+        ([("a", 1, 11), ("a", 1, 11)], [("a", 1, 11)], []),
+        ([("a", 1, 11), ("a", 1, 31)], [("a", 1, 31)], []),
+    ],
+)
+def test_the_longest_run_is_served_and_what_others_say_is_told(
+    writer: Any,
+    read: Read,
+    make_channel: Any,
+    runs: list[tuple[str, int, int]],
+    served: list[tuple[str, int, int]],
+    other: list[tuple[int, int]],
+    across: bool,
+    with_index: bool,
+) -> None:
+    contents = [run(writer, first, end, name) for name, first, end in runs]
+    if not across:
+        contents = [list(itertools.chain.from_iterable(contents))]
+    files = {f"msgs_{at}_dat": [writer.version, *content] for at, content in enumerate(contents, 1)}
+    if with_index and across:
+        files |= {f"msgs_{at}_idx": index_of(writer, run(writer, *which[1:], which[0]), which[1]) for at, which in
+                  enumerate(runs, 1)}  # fmt: skip
+    store = make_channel(**files)
+    got, told = everything(store, read)
+    assert got == names(*served)
+    assert of_others(told) == other
+    if other:
+        with pytest.raises(DataLossError, match="other content"):
+            read(store)
+    else:
+        assert not any(place.costs for place in told)
+        assert any("the same content" in place.reason for place in told)
+        assert [row["data"].decode() for row in read(store)] == got
+
+
+def index_of(writer: Any, records: list[bytes], first: int) -> bytes:
+    out, place = writer.version, 4
+    for sequence, record in enumerate(records, first):
+        entry = pack("<QQqI", sequence, place, 0, len(record) - 8)
+        out, place = out + entry + pack("<I", writer.checksum(entry)), place + len(record)
+    return bytes(out)
+
+
+def test_a_record_that_comes_twice_between_others_hides_none_of_them(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    for name, costs in (("a", False), ("b", True)):
+        content = [*run(writer, 1, 11), *run(writer, 5, 6, name), *run(writer, 11, 21)]
+        store = make_channel(root=name, msgs_1_dat=[writer.version, *content])
+        got, told = everything(store, read)
+        assert got == names(("a", 1, 21))
+        assert [place.costs for place in told] == [costs]
+
+
+def test_a_run_that_overlaps_is_served_where_nothing_else_has_its_numbers(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    store = make_channel(msgs_1_dat=[writer.version, *run(writer, 1, 21), *run(writer, 15, 61, "b")])
+    got, told = everything(store, read)
+    assert got == names(("a", 1, 15), ("b", 15, 61))
+    assert of_others(told) == [(15, 21)]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("a", "the same content"), ("b", "other content")])
+def test_slices_that_overlap_are_compared(writer: Any, read: Read, make_channel: Any, name: str, reason: str) -> None:
+    store = make_channel(
+        msgs_1_dat=[writer.version, *run(writer, 1, 26)], msgs_2_dat=[writer.version, *run(writer, 21, 41, name)]
+    )
+    got, told = everything(store, read)
+    assert got == names(("a", 1, 21), (name, 21, 41))
+    assert [reason in place.reason and "the next one begins with 21" in place.reason for place in told] == [True]
+    with pytest.raises(DataLossError, match="the file goes on to sequence 25"):
+        read(store)
+
+
+def test_a_part_of_a_channel_tells_what_is_in_it_alone(writer: Any, read: Read, make_channel: Any) -> None:
+    store = make_channel(msgs_1_dat=[writer.version, *run(writer, 1, 11), *run(writer, 1, 61, "b")])
+    told: list[ForeignDamage] = []
+    assert len(read(store, on_damage=told.append, first=1, end=21)) == 20
+    assert of_others(told) == [(1, 11)]
+    with pytest.raises(DataLossError):
+        read(store, end=21)
+
+
+def test_damage_beside_a_repeated_run_is_told_as_ever(writer: Any, read: Read, make_channel: Any) -> None:
+    last = bytearray(writer.message(61, data=b"b 61"))
+    last[-1] ^= 1
+    content = [*run(writer, 1, 25), *run(writer, 1, 61, "b"), bytes(last)]
+    store = make_channel(msgs_1_dat=[writer.version, *content])
+    got, told = everything(store, read)
+    assert got == names(("b", 1, 61))
+    assert of_others(told) == [(1, 25)]
+    assert [place.first for place in told if place.costs] == [1, 61]
+    got, told = everything(store, read, no_crc=True)
+    assert len(got) == 61 and any(place.served and place.first == 61 for place in told)
+
+
+def test_nodes_of_which_one_began_again_are_told_apart(writer: Any, read: Read, make_channel: Any) -> None:
+    for root in ("n1", "n2"):
+        make_channel(root=root, msgs_1_dat=[writer.version, *run(writer, 1, 31)])
+    store = make_channel(root="n3", msgs_1_dat=[writer.version, *run(writer, 1, 31), *run(writer, 1, 11, "b")])
+    nodes = [store.parent / root for root in ("n1", "n2", "n3")]
+    opened = open_foreign(nodes, "stan")
+    drift = compare(opened, "foo")
+    assert [(copy.first, copy.last, copy.whole) for copy in drift.copies] == [(1, 30, True)] * 3
+    told, _ = opened.inspect("foo")
+    for part in open_foreign_slices(opened.plan("foo")):
+        rows = [row["data"].decode() for batch in part.read(("data",), told.append) for row in batch.to_pylist()]
+    assert rows == names(("a", 1, 31))
+    assert any("other content" in place.reason for place in told)
+
+
+def test_a_slice_that_changes_after_it_was_planned_shows_no_second_run(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    store = make_channel(msgs_1_dat=[writer.version, *run(writer, 1, 31)])
+    parts = open_foreign(store, "stan").plan("foo")
+    (store / "foo" / "msgs.1.dat").write_bytes(writer.version + b"".join([*run(writer, 1, 21), *run(writer, 1, 11)]))
+    with pytest.raises(DataLossError):
+        [list(read_foreign_slice(part, ("sequence",))) for part in parts]
+
+
+def test_the_chosen_records_are_the_most_that_rise() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(400):
+        sequences = random.integers(1, 9, int(random.integers(1, 9)))
+        none = np.empty(0, np.int64)
+        chosen = Numbered(None, sequences, none, none, none, 0).chosen()  # type: ignore[arg-type]
+        own = sequences[chosen].tolist()
+        assert own == sorted(set(own))
+        # One that is left out has no place between those that are not.
+        for at in np.flatnonzero(~chosen).tolist():
+            before, after = sequences[:at][chosen[:at]], sequences[at:][chosen[at:]]
+            assert not (before < sequences[at]).all() or not (after > sequences[at]).all()
+
+
+# --- files of no bytes
+
+
+@pytest.mark.parametrize("name", ["logs/subs.dat", "server.dat", "clients.dat"])
+def test_an_empty_file_beside_the_messages_is_a_row_and_costs_none(read: Read, tmp_path: Path, name: str) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(FIELD / "subs-empty", store)
+    (store / "logs" / "subs.dat").write_bytes(b"\x01\x00\x00\x00")
+    (store / name).write_bytes(b"")
+    got, told = everything(store, read, "logs")
+    assert got == names(("first run", 1, 25))
+    assert [(place.file, place.costs) for place in told] == [(str(store / name), False)]
+    assert "the file is empty" in told[0].reason
+    assert len(read(store, "logs")) == 24
+
+
+def test_an_empty_subs_dat_of_a_real_server_is_a_row(read: Read) -> None:
+    told = everything(FIELD / "subs-empty", read, "logs")[1]
+    assert ["subscriptions of the channel are gone" in place.reason for place in told] == [True]
+
+
+def test_a_subscription_that_is_ahead_of_its_channel_is_a_row(writer: Any, read: Read, make_channel: Any) -> None:
+    new = writer.record(writer.proto(f1=1, f2="me", f4="in", f5="ack", f6=1, f7=30, f8="dur", f9=7, f10=1), 1)
+    store = make_channel(msgs_1_dat=writer.slice(1, 6), subs_dat=[writer.version, new])
+    got, told = everything(store, read)
+    assert len(got) == 5
+    assert ["was sent sequence 7, the channel ends with 5" in place.reason for place in told] == [True]
+
+
+@pytest.mark.parametrize("kind", ["empty", "gone", "index empty", "index gone", "both empty"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_empty_and_missing_files_of_a_slice_cost_what_it_held(
+    writer: Any, read: Read, make_channel: Any, number: int, kind: str
+) -> None:
+    contents: dict[str, bytes] = {"subs_dat": writer.version}
+    for at in (1, 2, 3):
+        contents[f"msgs_{at}_dat"] = writer.slice(10 * at - 9, 10 * at + 1)
+        contents[f"msgs_{at}_idx"] = writer.index(10 * at - 9, 10 * at + 1)
+    store = make_channel(**contents)
+    data, index = store / "foo" / f"msgs.{number}.dat", store / "foo" / f"msgs.{number}.idx"
+    if kind in ("empty", "both empty"):
+        data.write_bytes(b"")
+    if kind in ("index empty", "both empty"):
+        index.write_bytes(b"")
+    if kind == "gone":
+        data.unlink()
+    if kind == "index gone":
+        index.unlink()
+    costs = kind in ("empty", "gone") or (kind == "both empty" and number < 3)
+    got, told = everything(store, read)
+    held = range(10 * number - 9, 10 * number + 1) if not kind.startswith("index") else range(0)
+    assert got == [f"data {at}" for at in range(1, 31) if at not in held]
+    assert any(place.costs for place in told) == costs, [place.reason for place in told]
+    if costs:
+        with pytest.raises(DataLossError):
+            read(store)
