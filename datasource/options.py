@@ -17,6 +17,7 @@ from datasource.values import (
     parse_count,
     parse_duration_s,
     parse_flag,
+    parse_last_sequence,
     parse_names,
     parse_one_stream,
     parse_paths,
@@ -89,6 +90,7 @@ TIMES = Kind("JSON of times", parse_times)
 CONSUMER = Kind("name", parse_consumer)
 FLAG = Kind("flag", parse_flag)
 COUNT = Kind("count", parse_count)
+LAST_SEQUENCE = Kind("sequence", parse_last_sequence)
 SIZE = Kind("size", parse_size)
 DURATION = Kind("duration", parse_duration_s)
 TEXT = Kind("text", parse_text)
@@ -393,6 +395,15 @@ OPTIONS: tuple[Option, ...] = (
         Kind("subject", parse_subject),
         "`jstream.marker` below the stream's shortest subject with `>`",
         "Where `exactlyOnce=marker` says how far each writer has come.",
+    ),
+    Option(
+        "expectedLastSequence",
+        (WRITE,),
+        "expected_last_sequence",
+        LAST_SEQUENCE,
+        "any",
+        "The write fails with `ConditionFailedError`, and stores nothing, unless this is the stream's last sequence; "
+        "`0`: it never had a message. Only with `stream`.",
     ),
     Option(
         "takeOver",

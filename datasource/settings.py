@@ -166,6 +166,7 @@ class WriteSettings:
     compression: str | None = None
     writer_id: str | None = None
     batch_id: str | None = None
+    expected_last_sequence: int | None = None
     take_over: bool = False
     exactly_once: str | None = None
     marker_subject: str | None = None
@@ -190,6 +191,8 @@ class WriteSettings:
             )
         if "failOnChangedBatch" in checked and "batchId" not in checked:
             raise ValueError("option 'batchId' is missing: 'failOnChangedBatch' is about one that is stored already")
+        if "expectedLastSequence" in checked and "stream" not in checked:
+            raise ValueError("option 'stream' is missing: 'expectedLastSequence' is about one stream")
         return cls(**_of_a_write(parse_options(checked, WRITE)))
 
     @classmethod

@@ -34,6 +34,11 @@ def parse_verify(option: str, text: str) -> bool:
     return parse_choice(option, text, ("crc", "none")) == "crc"
 
 
+def parse_last_sequence(option: str, text: str) -> int:
+    """Return a sequence, or 0 for a stream that never had a message."""
+    return 0 if text.strip() == "0" else parse_count(option, text)
+
+
 def parse_count(option: str, text: str) -> int:
     """Return a whole number from 1 on."""
     if not re.fullmatch(r"[0-9]{1,19}", text.strip()) or not 1 <= int(text) <= COUNT_MAX:

@@ -25,6 +25,7 @@ from storage_core import buffers
 from storage_core.errors import FencedError, InvalidMessageError, StreamNotFoundError
 from storage_core.store.environment import reaching
 from storage_core.store.writing.appends import CommitResult, WriterBatch
+from storage_core.store.writing.instructions import LAST_SEQUENCE, Condition
 from storage_core.store.writing.routed import RoutedStager
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
 from storage_core.subjects import is_literal, matches
@@ -64,10 +65,10 @@ class BatchWriter(DataSourceArrowWriter):
         Raises FencedError if what is stored as that batch is something else; what Store.commit raises.
         """
         blocks = [block for message in messages if isinstance(message, StagedPartition) for block in message.blocks]
-        replaced = replaced_streams(self.settings, self.overwrite)
+        replaced, expected = replaced_streams(self.settings, self.overwrite), self._expected()
         with open_store_of(self.settings) as store:
             try:
-                result = store.commit(self.transaction, blocks, self._writer_batch(), replaced)
+                result = store.commit(self.transaction, blocks, self._writer_batch(), replaced, expected=expected)
             except FencedError as error:
                 raise FencedError(
                     f"{error}. Nothing was written. Give other rows another batchId; or, if these rows are others each "
@@ -84,6 +85,10 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Give the blocks up for sweeping, unless the commit that failed took effect after all; never raises."""
         give_up(self.settings, self.transaction)
+
+    def _expected(self) -> tuple[Condition, ...]:
+        sequence = self.settings.expected_last_sequence
+        return () if sequence is None else (Condition(0, LAST_SEQUENCE, sequence),)
 
     def _writer_batch(self) -> WriterBatch | None:
         settings = self.settings

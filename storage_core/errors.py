@@ -188,9 +188,37 @@ class StaleIncarnationError(StorageError):
 
 
 class RequirementError(StorageError):
-    """A precondition does not hold (sealed stream, denied delete, unexpected last sequence)."""
+    """A precondition does not hold (sealed stream, denied delete)."""
 
     code = "JSTREAM_REQUIREMENT"
+
+
+class ConditionFailedError(StorageError):
+    """The stream is not what the append expected: nothing was stored."""
+
+    code = "JSTREAM_CONDITION_FAILED"
+    stream: str | None = None
+    condition: str | None = None  # last_sequence, last_subject_sequence, last_msg_id, stream
+    expected: int | str | None = None
+    actual: int | str | None = None  # None: not kept (of a msg_id, a hash is)
+    subject: str | None = None  # whose last sequence counts; may be a filter
+
+    def __init__(
+        self, stream: str, condition: str, expected: int | str, actual: int | str | None, subject: str | None = None
+    ) -> None:
+        super().__init__(stream, condition, expected, actual, subject)
+        self.stream, self.condition, self.expected, self.actual = stream, condition, expected, actual
+        self.subject = subject
+
+    def sentence(self) -> str:
+        if self.condition == "stream":
+            text = f"the message expects stream {self.expected!r}"
+        elif self.condition == "last_msg_id":
+            text = f"the last message does not have the msg_id {self.expected!r} that was expected"
+        else:
+            of = "" if self.subject is None else f" of subject {self.subject!r}"
+            text = f"the last sequence{of} is {self.actual}, and {self.expected} was expected"
+        return f"stream {self.stream!r}: {text}. Nothing was stored"
 
 
 class LimitExceededError(StorageError):

@@ -107,6 +107,17 @@ def publish(
     msg_id: Annotated[
         str | None, typer.Option("--msg-id", metavar="ID", help="Store it once only, however often this id is sent.")
     ] = None,
+    expect_last_sequence: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Store it only if N is the stream's last sequence; 0: it never had one."),
+    ] = None,
+    expect_last_subject_sequence: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Store it only if N is the last sequence of SUBJECT; 0: it has none."),
+    ] = None,
+    expect_last_msg_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Store it only if the stream's last message has this msg_id.")
+    ] = None,
     stream_name: Annotated[
         str | None, typer.Option("--stream", metavar="STREAM", help="The stream, where several take the subject.")
     ] = None,
@@ -123,6 +134,9 @@ def publish(
     if stdin and body not in (None, "-"):
         raise WrongUsage("both a BODY and --stdin: pass one of them")
     by_line = from_input and send_on == "newline"
+    expected = (expect_last_sequence, expect_last_subject_sequence, expect_last_msg_id)
+    if (by_line or count > 1) and any(value is not None for value in expected):
+        raise WrongUsage("--expect-last-... is about one message, not about --count or lines of standard input")
     if by_line and (msg_id is not None or count > 1):
         raise WrongUsage("--msg-id and --count are about one message, not about lines of standard input")
     if msg_id is not None and count > 1:
@@ -139,7 +153,7 @@ def publish(
         if count > 1:
             _append_all(stream, subject, _repeated(data, count), pairs, json)
             return
-        published = stream.publish(subject, data, headers=pairs or None, msg_id=msg_id)
+        published = stream.publish(subject, data, pairs or None, msg_id, *expected)
     _print_published(stream.name, published.sequence, published.duplicate, json)
 
 

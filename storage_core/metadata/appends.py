@@ -50,6 +50,9 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
                 f"stream {stream.name!r} mirrors stream {source!r} of running servers: only `jstream mirror` writes it"
             )
             refuse(errors.RequirementError, reason)
+        expected, last = part.expected_last_sequence, stream.next_sequence - 1
+        if expected not in (-1, last):
+            refuse_with(errors.ConditionFailedError(stream.name, "last_sequence", expected, last))
         if part.overwrite:
             if stream.config.deny_purge:
                 refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")

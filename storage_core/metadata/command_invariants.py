@@ -211,6 +211,7 @@ def check_appended(parts: Sequence[commands.AppendedBlocks]) -> None:
     for part, row_count, data_size, shown_count in zip(parts, row_counts, data_sizes, shown_counts, strict=True):
         check_equal("duplicate_count", part.duplicate_count, row_count - shown_count)
         check_number("duplicate_size", part.duplicate_size, 0, data_size)
+        check_number("expected_last_sequence", part.expected_last_sequence, -1, STREAM_SEQUENCE_MAX)
         check_number("superseded_size", part.superseded_size, 0)
 
 

@@ -120,6 +120,7 @@ class AppendedBlocks(msgspec.Struct, frozen=True):
     # Encoded SequenceSet, absolute: over the limits of their subjects, new ones among them; or what markers stand for.
     superseded: bytes = b""
     superseded_size: int = 0  # message bytes of those
+    expected_last_sequence: int = -1  # of the stream, or the append is refused; -1: any
 
 
 class Append(msgspec.Struct, frozen=True, tag="append"):

@@ -12,6 +12,7 @@ from storage_core.errors import DataLossError, StaleIncarnationError, Unavailabl
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
 from storage_core.store.opened import OpenStore
+from storage_core.store.reading.latest import last_sequence
 from storage_core.store.reading.plan import ReadRequest, whole_blocks
 from storage_core.store.reading.reading import RAISE, ReadOptions, ask_block, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
@@ -19,7 +20,6 @@ from storage_core.store.writing.duplicates import msg_ids
 from storage_core.subject_columns import match_mask
 
 _MESSAGE_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
-PROBE_ROW_COUNT = 4096  # sequences a backward search takes at a time, so that it need not read a block to its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,9 @@ def messages(
 
 
 def last_sequence_of(store: OpenStore, stream: StreamState, subject_filter: str) -> int | None:
-    """Return the sequence of the newest message that the filter takes, searching backwards."""
-    filters = (subject_filter,)
-    options = ReadOptions(("sequence",), subject_filters=filters)
-    for block in reversed(slices(store, stream, ReadRequest((stream.name,), subject_filters=filters))):
-        for part in reversed(block.split(PROBE_ROW_COUNT)):
-            columns = [batch.column("sequence") for batch in read_slices([part], options, env=store.environment)]
-            columns = [column for column in columns if len(column)]
-            if columns:
-                return int(columns[-1][-1].as_py())
-    return None
+    """Return the sequence of the newest message that the filter takes; None if there is none."""
+    request = ReadRequest((stream.name,), subject_filters=(subject_filter,))
+    return last_sequence(slices(store, stream, request), subject_filter, store.environment)
 
 
 def first_at_time(store: OpenStore, stream: StreamState, time_ns: int, on_loss: str = RAISE) -> int | None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from storage_core.store.replicas.replicas import Survey
     from storage_core.store.writing.appends import CommitResult, WriterBatch
     from storage_core.store.writing.duplicates import MsgIdWindow
+    from storage_core.store.writing.instructions import Condition
     from storage_core.store.writing.limits import Limits
     from storage_core.store.writing.per_subject import SubjectIndex
     from storage_core.store.writing.removal import Removal
@@ -222,6 +223,7 @@ class OpenStore:
         writer: "WriterBatch | None" = None,
         overwrite: Sequence[str] = (),
         if_refused: Callable[[], None] | None = None,
+        expected: "Sequence[Condition]" = (),
     ) -> "CommitResult":
         """Make the staged blocks part of their streams: all of them, durably, when this returns.
 
@@ -229,14 +231,24 @@ class OpenStore:
         if the append was refused before anything was written: nobody will ever name the blocks. A (writer, batch) that
         was committed before gives the same result again and stores nothing. Raises TransactionAbortedError,
         FencedError, RequirementError (a block is not on a majority of its stream's placement any more),
-        StaleIncarnationError; OutcomeUnknownError if the disks failed in between.
+        StaleIncarnationError, ConditionFailedError; OutcomeUnknownError if the disks failed in between.
+        `expected`: of the one stream that is appended to, beside what headers of messages expect.
         """
         from storage_core.store.writing import appends
 
         return self._commits.run(
             lambda session: appends.commit(
-                session, transaction, staged, writer, overwrite, self._window, self._limits, self._subjects, self._env
-            ),
+                session,
+                transaction,
+                staged,
+                writer,
+                overwrite,
+                self._window,
+                self._limits,
+                self._subjects,
+                self._env,
+                expected,
+            ),  # fmt: skip
             if_refused,
         )
 

@@ -33,6 +33,7 @@ from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import incoming, removal
 from storage_core.store.writing.appends import Appended, WriterBatch
+from storage_core.store.writing.instructions import LAST_MSG_ID, LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE, Condition
 from storage_core.store.writing.removal import Removal, RemovalPlan
 from storage_core.store.writing.staging import Stager, Transaction
 from storage_core.store.writing.transactions import OutdatedTransaction
@@ -90,16 +91,21 @@ class Stream:
 
     # --- writing
 
-    def append(self, table: incoming.Given, writer: WriterBatch | None = None) -> range:
+    def append(
+        self, table: incoming.Given, writer: WriterBatch | None = None, expected_last_sequence: int | None = None
+    ) -> range:
         """Append messages in write columns, atomically and durably; return the range of sequences they got.
 
         Takes a table of pyarrow, pandas, polars or DuckDB (anything with `__arrow_c_stream__`), an iterable of tables
         that may be larger than memory, or an iterable of dicts, a message each.
         A `msg_id` that was seen within the stream's duplicate_window uses up a sequence and is not shown.
-        Raises ValueError for a schema that is not taken, InvalidMessageError for a message that is not,
+        `expected_last_sequence`: the append is refused unless this is the stream's last sequence, 0 for none. Messages
+        may say in headers what they expect, as for a nats-server (`Nats-Expected-Last-Sequence` and others).
+        Raises ConditionFailedError for either, ValueError for a schema and InvalidMessageError for a message that is
+        not taken,
         StaleIncarnationError if the stream was deleted, also if another one has its name now.
         """
-        got = self._append(table, writer)
+        got = self._append(table, writer, _expected(expected_last_sequence))
         next_sequence = self.state().next_sequence if got is None else 0
         return range(got.first, got.end) if got is not None else range(next_sequence, next_sequence)
 
@@ -113,17 +119,19 @@ class Stream:
         got = self._append_in(self._begun(), batches, writer, restores=True)
         return range(got.first, got.end) if got is not None else range(0)
 
-    def _append(self, table: incoming.Given, writer: WriterBatch | None = None) -> Appended | None:
+    def _append(
+        self, table: incoming.Given, writer: WriterBatch | None = None, expected: Sequence[Condition] = ()
+    ) -> Appended | None:
         """Return what `append` got; None if there was nothing to store."""
         # What this process knows is mostly so still, and the commit finds out; a table can then be stored once more.
         is_lasting = isinstance(table, (pa.Table, pa.RecordBatch))
         transaction = self._store.begin_locally(self.name, self.incarnation) if is_lasting else None
         if transaction is not None:
             try:
-                return self._append_in(transaction, table, writer)
+                return self._append_in(transaction, table, writer, expected)
             except (OutdatedTransaction, InvalidMessageError, NotFoundError):
                 pass
-        return self._append_in(self._begun(), table, writer)
+        return self._append_in(self._begun(), table, writer, expected)
 
     def _begun(self) -> Transaction:
         try:
@@ -135,8 +143,9 @@ class Stream:
         return transaction
 
     def _append_in(
-        self, transaction: Transaction, table: incoming.Given, writer: WriterBatch | None, restores: bool = False
-    ) -> Appended | None:
+        self, transaction: Transaction, table: incoming.Given, writer: WriterBatch | None,
+        expected: Sequence[Condition] = (), restores: bool = False,
+    ) -> Appended | None:  # fmt: skip
         target, hashed = transaction.targets[self.name], writer is not None
         stager = Stager(transaction, target, 0, env=self._store.environment, hashed=hashed, restores=restores)
         try:
@@ -147,7 +156,7 @@ class Stream:
             stager.discard()
             raise
         try:
-            result = self._store.commit(transaction, staged, writer, if_refused=stager.discard)
+            result = self._store.commit(transaction, staged, writer, if_refused=stager.discard, expected=expected)
         except (StoreBusyError, DiskFullError, NoQuorumError, OutdatedTransaction):
             # Nothing was stored, and asking would meet the same once more.
             stager.discard()
@@ -166,15 +175,25 @@ class Stream:
             error.__context__ = second
 
     def publish(
-        self, subject: str, data: bytes | str | None, headers: Headers | None = None, msg_id: str | None = None
+        self,
+        subject: str,
+        data: bytes | str | None,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+        expected_last_msg_id: str | None = None,
     ) -> Published:
         """Append one message durably and return its sequence, or that of the first message with its msg_id.
 
         A duplicate of a message that was removed since has a sequence of its own, at which nothing is shown.
+        `expected_...`: what the last message of the stream, or of the subject, has to be; 0 is for none. Else this
+        raises ConditionFailedError with the actual value, and nothing is stored.
         """
+        expected = _expected(expected_last_sequence, expected_last_subject_sequence, expected_last_msg_id, subject)
         message = {"subject": subject, "data": data, "headers": headers, "msg_id": msg_id}
         fields = {name: value for name, value in message.items() if value is not None or name in ("subject", "data")}
-        got = self._append(incoming.batch_of_rows(self.name, [fields]))
+        got = self._append(incoming.batch_of_rows(self.name, [fields]), expected=expected)
         assert got is not None  # one row
         if msg_id is None or not got.duplicate_count:
             return Published(got.first, False)
@@ -363,6 +382,30 @@ def _check_read(first: int | None, end: int | None, columns: Sequence[str] | Non
         raise ValueError(f"columns: {columns!r} is not a list of names")
     if first is not None and end is not None and end < first:
         raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
+
+
+def _expected(
+    last_sequence: int | None,
+    last_subject_sequence: int | None = None,
+    last_msg_id: str | None = None,
+    subject: str = "",
+) -> list[Condition]:
+    """Return what an append expects; raises ValueError for what is no sequence, or no msg_id."""
+    conditions = []
+    for kind, sequence, filtered in (
+        (LAST_SUBJECT_SEQUENCE, last_subject_sequence, subject),
+        (LAST_SEQUENCE, last_sequence, ""),
+    ):
+        if sequence is None:
+            continue
+        if not _is_count(sequence):
+            raise ValueError(f"expected_{kind}: {sequence!r} is neither a sequence nor 0, which stands for none")
+        conditions.append(Condition(0, kind, int(sequence), filtered))
+    if last_msg_id is not None:
+        if not isinstance(last_msg_id, str) or not last_msg_id:
+            raise ValueError(f"expected_{LAST_MSG_ID}: {last_msg_id!r} is not a msg_id")
+        conditions.append(Condition(0, LAST_MSG_ID, last_msg_id))
+    return conditions
 
 
 def _check_sequence(name: str, value: object) -> None:

@@ -12,7 +12,14 @@ from harness.block_places import block_count
 
 from datasource.writer import StagedPartition, route
 from storage_core import Store
-from storage_core.errors import AlreadyExistsError, FencedError, InvalidMessageError, StorageError, StreamNotFoundError
+from storage_core.errors import (
+    AlreadyExistsError,
+    ConditionFailedError,
+    FencedError,
+    InvalidMessageError,
+    StorageError,
+    StreamNotFoundError,
+)
 from storage_core.schema import HEADERS_TYPE, READ_SCHEMA
 
 Make = Callable[..., pa.Table]
@@ -174,6 +181,20 @@ def test_rerun_of_a_named_batch_with_other_rows_is_refused_and_named(store: Stor
     driver.write(orders(7), **same, failOnChangedBatch=False)
     assert store.events(kind="batch_again")[-1]["reason"].endswith("with other content; what was stored first counts")
     assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
+
+
+def test_write_is_refused_unless_the_last_sequence_is_the_expected_one(store: Store, driver: Any, orders: Make) -> None:
+    driver.write(orders(3), orders(2, first=3), stream="ORDERS", expectedLastSequence="0")
+    with pytest.raises(ConditionFailedError) as refused:
+        driver.write(orders(1), stream="ORDERS", expectedLastSequence="4")
+    assert (refused.value.expected, refused.value.actual, store.stream("ORDERS").last_sequence) == (4, 5, 5)
+    driver.write(orders(1), stream="ORDERS", expectedLastSequence="5", writerId="nightly", batchId="1")
+    driver.write(orders(1), stream="ORDERS", expectedLastSequence="5", writerId="nightly", batchId="1")
+    assert store.stream("ORDERS").last_sequence == 6, "a batch that is stored is not asked what it expects"
+    with pytest.raises(ValueError, match="'stream' is missing"):
+        driver.write(orders(1), expectedLastSequence="6")
+    with pytest.raises(ValueError, match="expectedLastSequence"):
+        driver.write(orders(1), stream="ORDERS", expectedLastSequence="-1")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

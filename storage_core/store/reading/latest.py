@@ -23,6 +23,7 @@ from storage_core.store.reading.reading import RAISE, ReadDamage, ReadOptions, a
 from storage_core.store.reading.slices import BlockSlice, BlockSlices, shown_counts
 from storage_core.subject_columns import match_mask
 
+PROBE_ROW_COUNT = 4096  # sequences a backward search takes at a time, so that it need not read a block to its start
 COMPARED_COUNT_MAX = 1 << 17  # subjects; to look for a block's among more takes longer than to read a piece of it
 _LAST_OF = pa.schema([pa.field("subject", pa.string()), pa.field("sequence", pa.int64())])
 
@@ -50,6 +51,17 @@ def latest_only(
         streams[at] = replace(stream, removed=hidden)
         rows["row_count"][ours] = shown_counts(rows["first"][ours], rows["end"][ours], hidden)
     return BlockSlices(rows, tuple(streams)).with_rows()
+
+
+def last_sequence(slices: BlockSlices, subject_filter: str, env: Environment = REAL) -> int | None:
+    """Return the sequence of the newest message that the filter takes, searching backwards; None if there is none."""
+    options = ReadOptions(("sequence",), subject_filters=(subject_filter,))
+    for block in reversed(slices):
+        for part in reversed(block.split(PROBE_ROW_COUNT)):
+            columns = [batch.column("sequence") for batch in read_slices([part], options, env=env) if batch.num_rows]
+            if columns:
+                return int(columns[-1][-1].as_py())
+    return None
 
 
 class _Search:

@@ -21,6 +21,7 @@ from storage_core.store.writing import rollups
 from storage_core.store.writing.batch_content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.enforcement import enforce
+from storage_core.store.writing.instructions import Condition
 from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import decisive, says_broken
 from storage_core.store.writing.per_subject import AppendedSubjects, SubjectIndex
@@ -89,6 +90,7 @@ def commit(
     limits: Limits,
     subjects: SubjectIndex,
     env: Environment,
+    expected: Sequence[Condition] = (),
 ) -> CommitResult:
     """Name the staged blocks; see Store.commit."""
     if transaction.is_local:
@@ -101,7 +103,7 @@ def commit(
     chosen = {
         name: blocks
         for name, blocks in by_stream.items()
-        if blocks or name in overwrite or (writer is not None and len(by_stream) == 1)
+        if blocks or name in overwrite or expected or (writer is not None and len(by_stream) == 1)
     }
     if not chosen and (writer is None or not transaction.is_routed):
         return CommitResult({}, False)
@@ -123,7 +125,7 @@ def commit(
         parts = [
             added_blocks(
                 session, transaction.targets[name], blocks, name in overwrite, window, subjects, env,
-                transaction.is_local,
+                transaction.is_local, expected,
             )
             for name, blocks in chosen.items()
         ]  # fmt: skip

@@ -1,10 +1,11 @@
-"""Headers that tell a stream what to do with a message, as in JetStream: `Nats-Rollup` and `Nats-TTL`.
+"""Headers that tell a stream what to do with a message, as in JetStream: rollups, times to live, conditions.
 
 Looked for in whole columns. Where no key of a batch has such a name, one search in the bytes of its keys says so.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,28 @@ from storage_core import buffers
 from storage_core.quantities import parse_duration_ns
 
 ROLLUP, TTL = "Nats-Rollup", "Nats-TTL"
+EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE = "Nats-Expected-Stream", "Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+EXPECTED_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
 SUBJECT, ALL = "sub", "all"  # what a rollup takes the place of
+LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE, LAST_MSG_ID = "last_sequence", "last_subject_sequence", "last_msg_id"
+CONDITION_COUNT_MAX = 1000  # of one kind in an append, as messages of an atomic batch of a nats-server
 NEVER = -1
 _SECOND_NS = 1_000_000_000
 _TTL_MAX_S = 1 << 33  # 272 years: with it a time is still an int64
-_NAMES = re.compile(rb"Nats-(?:Rollup|TTL)")
+_NAMES = re.compile(rb"Nats-(?:Rollup|TTL|Expected-)")
 _VALUES_SHOWN_MAX = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a message expects of the stream; its append is refused where that is not so (conditions.py)."""
+
+    row: int  # of the message, within what the condition travels with: batch, block, append
+    kind: str  # LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE, LAST_MSG_ID
+    expected: int | str  # a sequence, 0 for none; a msg_id
+    subject: str = ""  # LAST_SUBJECT_SEQUENCE: the filter whose last message counts
 
 
 def may_have_any(headers: pa.Array) -> bool:

@@ -3,6 +3,7 @@
 Every row is checked here, once, on the side of whoever writes; the block writer trusts what it gets.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,11 +16,12 @@ from storage_core import buffers
 from storage_core.block.format import MESSAGE_SIZE_MAX
 from storage_core.block.hashing import msg_id_hashes
 from storage_core.block.sizing import message_sizes
-from storage_core.errors import InvalidMessageError
+from storage_core.errors import ConditionFailedError, InvalidMessageError
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
 from storage_core.store.writing import instructions
+from storage_core.store.writing.instructions import Condition
 from storage_core.subject_columns import first_invalid, match_mask
-from storage_core.subjects import SUBJECT_SIZE_MAX
+from storage_core.subjects import SUBJECT_SIZE_MAX, is_filter
 
 WRITE_COLUMNS = ("data", "subject", "headers", "msg_id", "timestamp", "timestamp_ns", "stream", "sequence")
 MSG_ID_SIZE_MAX = 4096  # bytes
@@ -36,6 +38,7 @@ class Messages:
     msg_ids: np.ndarray | None  # (rows, 2) uint64; a pair of zeros is no msg_id
     has_rollup: bool  # some message takes the place of others
     expires_ns: int  # when the first of them expires; 0: none does
+    conditions: tuple[Condition, ...]  # what messages expect of the stream
     given_ns: pa.Array | None  # int64, times as the writer gave them; None, and null: the store chooses
 
 
@@ -140,10 +143,59 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
     msg_ids = columns.get("msg_id")
     hashes = None if msg_ids is None else _msg_ids(msg_ids, acceptance)
     has_rollup, expires_ns = False, 0
+    expected: tuple[Condition, ...] = ()
     if acceptance.obeys_headers and instructions.may_have_any(headers):
         has_rollup = _check_rollups(headers, acceptance)
         expires_ns = _first_expiry(headers, timestamp, acceptance, now_ns)
-    return Messages(made, sizes, hashes, has_rollup, expires_ns, given_ns)
+        expected = _conditions(headers, subject, acceptance)
+    return Messages(made, sizes, hashes, has_rollup, expires_ns, expected, given_ns)
+
+
+def _conditions(headers: pa.Array, subjects: pa.Array, acceptance: Acceptance) -> tuple[Condition, ...]:
+    """Return what messages expect; raises ConditionFailedError (another stream), InvalidMessageError."""
+    expected: list[Condition] = []
+    for _, name in _texts(headers, instructions.EXPECTED_STREAM, acceptance):
+        if name != acceptance.stream:
+            raise ConditionFailedError(acceptance.stream, "stream", name, acceptance.stream)
+    filters = dict(_texts(headers, instructions.EXPECTED_SUBJECT, acceptance))
+    sequences = dict(_texts(headers, instructions.EXPECTED_LAST_SUBJECT_SEQUENCE, acceptance))
+    for row, subject in filters.items():
+        if row not in sequences:
+            reason = f"{instructions.EXPECTED_SUBJECT} without {instructions.EXPECTED_LAST_SUBJECT_SEQUENCE}"
+            raise _invalid(acceptance, row, reason)
+        if not is_filter(subject):
+            raise _invalid(acceptance, row, f"{instructions.EXPECTED_SUBJECT}: {subject!r} is not a subject or filter")
+    for row, text in sequences.items():
+        sequence = _expected_sequence(instructions.EXPECTED_LAST_SUBJECT_SEQUENCE, text, row, acceptance)
+        subject = filters.get(row) or subjects[row].as_py()
+        expected.append(Condition(row, instructions.LAST_SUBJECT_SEQUENCE, sequence, subject))
+    for row, text in _texts(headers, instructions.EXPECTED_LAST_SEQUENCE, acceptance):
+        sequence = _expected_sequence(instructions.EXPECTED_LAST_SEQUENCE, text, row, acceptance)
+        expected.append(Condition(row, instructions.LAST_SEQUENCE, sequence))
+    for row, msg_id in _texts(headers, instructions.EXPECTED_LAST_MSG_ID, acceptance):
+        expected.append(Condition(row, instructions.LAST_MSG_ID, msg_id))
+    return tuple(expected)
+
+
+def _texts(headers: pa.Array, name: str, acceptance: Acceptance) -> list[tuple[int, str]]:
+    """Return (row, value) of the messages that have a header of this name which is not empty."""
+    rows, values = instructions.values_of(headers, name)
+    if len(rows) > instructions.CONDITION_COUNT_MAX:
+        reason = f"{len(rows)} messages have {name}; an append takes {instructions.CONDITION_COUNT_MAX} at most"
+        raise _invalid(acceptance, int(rows[0]), reason)
+    texts = []
+    for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
+        try:
+            texts.append((row, (value or b"").decode()))
+        except UnicodeDecodeError as error:
+            raise _invalid(acceptance, row, f"{name}: {value!r} is not UTF-8") from error
+    return [(row, text) for row, text in texts if text]
+
+
+def _expected_sequence(name: str, text: str, row: int, acceptance: Acceptance) -> int:
+    if not re.fullmatch("[0-9]{1,19}", text):
+        raise _invalid(acceptance, row, f"{name}: {text[:SUBJECT_SHOWN_MAX]!r} is not a sequence, or 0 for none")
+    return int(text)
 
 
 def _check_rollups(headers: pa.Array, acceptance: Acceptance) -> bool:

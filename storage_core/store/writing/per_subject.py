@@ -192,6 +192,20 @@ class SubjectIndex:
             counts += np.bincount(wanted.find(rows.hashes)[1], minlength=len(hashes))
         return counts
 
+    def last(
+        self, session: Session, stream: StreamState, hashes: np.ndarray, names: Sequence[str] | None
+    ) -> np.ndarray:
+        """Return the last sequence of each of these distinct subjects that the stream shows, 0 for none.
+
+        `names`: as `superseded`. Raises DataLossError, UnavailableError.
+        """
+        wanted, last = SortedRuns(), np.zeros(len(hashes), np.int64)
+        wanted.add(hashes, np.arange(len(hashes)))
+        for rows in self._older(session, stream, hashes, names, RAISE):
+            which, at = wanted.find(rows.hashes)
+            np.maximum.at(last, at, rows.sequences[which])
+        return last
+
     def learn(self, appended: "AppendedSubjects") -> None:
         """Take in what was committed; an index that ends elsewhere reads it from the blocks when it is asked."""
         index = self._streams.get(appended.incarnation)

@@ -29,7 +29,9 @@ from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing import conditions
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
+from storage_core.store.writing.instructions import Condition
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, says_broken
 from storage_core.store.writing.per_subject import SubjectIndex, Superseded
 from storage_core.store.writing.staging import StagedBlock, WriteFailure, WriteTarget
@@ -44,9 +46,11 @@ def added_blocks(
     subjects: SubjectIndex | None,
     env: Environment,
     is_own: bool,
+    expected: Sequence[Condition] = (),
 ) -> tuple[AppendedBlocks, Superseded | None]:
     """Return what the append adds to one stream, after a look at the files, and what it takes the place of.
 
+    `expected`: of the stream, beside what messages expect. Raises ConditionFailedError.
     `window`, `subjects`: None for messages of our own, which are neither duplicates nor too many of their subject.
     """
     state, stream = session.state, session.state.by_incarnation(target.incarnation)
@@ -57,6 +61,7 @@ def added_blocks(
     slices: list[BlockSlice] = []
     first, is_limited = 0, subjects is not None and stream.config.max_msgs_per_subject >= 0
     kept = SequenceSet.empty()  # sequences that messages have from before
+    expected = [*expected, *conditions.of_blocks(blocks)]
     copies = good_copies(session, stream, blocks, env, is_own)
     for at, (block, held) in enumerate(zip(blocks, copies, strict=True)):
         summary = block.summary
@@ -67,7 +72,7 @@ def added_blocks(
         rows[at] = row_of(summary, first, summary.span, holders)
         if summary.subjects is not None:
             set_of[at] = sets.setdefault(summary.subjects, len(sets) + 1)
-        if summary.msg_id_count or is_limited:
+        if summary.msg_id_count or is_limited or expected:
             slices.append(_whole_block(state, stream, block, held, first))
         first += summary.span
     removed, size = SequenceSet.empty(), 0
@@ -78,6 +83,9 @@ def added_blocks(
             again |= window.seen(state, stream, session.volumes, hashes[:, :2], env)
         removed = SequenceSet.from_sequences(hashes[again, 2].astype(np.int64))
         size = _duplicate_size(removed, slices, env) if removed else 0
+    if expected:
+        assert subjects is not None, target.stream
+        conditions.check(session, stream, expected, slices, removed, overwrite, subjects, env)
     holes = _holes(stream.next_sequence, kept) if kept else kept
     superseded = None
     if subjects is not None and is_limited:
@@ -95,6 +103,7 @@ def added_blocks(
         expires=_expires(blocks),
         superseded=superseded.sequences.encode() if superseded and superseded.sequences else b"",
         superseded_size=superseded.data_size if superseded else 0,
+        expected_last_sequence=stream.next_sequence - 1 if expected else -1,
     )
     return part, superseded
 

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.writing.batch_content import message_hashes
+from storage_core.store.writing.instructions import Condition
 from storage_core.store.writing.messages import Acceptance, check_messages
 from storage_core.store.writing.sink import BlockPlace, BlockSink, SealedBlock
 from storage_core.subjects import is_literal
@@ -99,6 +100,7 @@ class StagedBlock:
     hash_sum: int | None = None  # of its messages, as in batch_content.py; None: they were not hashed
     has_rollup: bool = False  # some message of its task takes the place of others
     expires_ns: int = 0  # when the first message of its task expires; 0: none does
+    conditions: tuple[Condition, ...] = ()  # what its messages expect of the stream
     sequences: SequenceSet | None = None  # that its messages keep; None: they get the next ones
     sizes: np.ndarray | None = field(default=None, compare=False, repr=False)  # message bytes, of a local transaction
 
@@ -118,6 +120,8 @@ class Stager:
         self._transaction, self._target, self._partition, self._env = transaction, target, partition, env
         self._hashed, self._has_rollup, self._expires_ns = hashed, False, 0
         self._restores, self._kept = restores, SequenceSet.empty()  # sequences that messages keep
+        self._conditions: list[Condition] = []  # rows counted within the task
+        self._row_count = 0
         place = BlockPlace(
             target.volumes, target.quorum, codec or target.compression, transaction.store_id, target.incarnation,
             transaction.id, target.block_max_msgs, target.block_max_bytes,
@@ -149,6 +153,8 @@ class Stager:
             self._kept = self._kept.union(SequenceSet.from_sequences(sequences))
         self._has_rollup |= messages.has_rollup
         self._expires_ns = min(filter(None, (self._expires_ns, messages.expires_ns)), default=0)
+        self._conditions += [replace(each, row=self._row_count + each.row) for each in messages.conditions]
+        self._row_count += batch.num_rows
         hashes = message_hashes(messages, self._target.stream) if self._hashed else None
         with self._translated():
             self._sink.write(messages.batch, messages.sizes, sequences, messages.msg_ids, hashes)
@@ -161,9 +167,14 @@ class Stager:
     def finish(self) -> list[StagedBlock]:
         """Make everything durable, names and all, and return the blocks in order."""
         self.seal()
-        return [self._staged(position, block) for position, block in enumerate(self._sink.sealed)]
+        staged, first = [], 0
+        for position, block in enumerate(self._sink.sealed):
+            staged.append(self._staged(position, block, first))
+            first += block.summary.row_count
+        return staged
 
-    def _staged(self, position: int, block: SealedBlock) -> StagedBlock:
+    def _staged(self, position: int, block: SealedBlock, first: int) -> StagedBlock:
+        """`first`: rows of the task before those of the block."""
         target, held = self._target, block.file.holders
         return StagedBlock(
             target.stream,
@@ -177,6 +188,11 @@ class Stager:
             block.hash_sum if self._hashed else None,
             self._has_rollup,
             self._expires_ns,
+            tuple(
+                replace(each, row=each.row - first)
+                for each in self._conditions
+                if first <= each.row < first + block.summary.row_count
+            ),
             self._kept.clip(block.first, block.first + block.summary.span) if self._kept else None,
             block.sizes,
         )

@@ -29,6 +29,15 @@ def test_a_message_is_stored_and_its_sequence_printed(jstream, stream) -> None:
     assert stream.get(2).data == b""
 
 
+def test_a_message_is_stored_only_if_the_stream_is_as_expected(jstream, stream) -> None:
+    assert jstream.done("pub", "s.a", "x", "--expect-last-sequence", "0", "--msg-id", "first") == "S 1\n"
+    for expected in ("--expect-last-sequence=0", "--expect-last-subject-sequence=0", "--expect-last-msg-id=other"):
+        outcome = jstream("pub", "s.a", "x", expected)
+        assert (outcome.code, outcome.out) == (1, "") and "was expected" in outcome.err
+    expected = ["--expect-last-sequence=1", "--expect-last-subject-sequence=1", "--expect-last-msg-id=first"]
+    assert jstream.done("pub", "s.a", "x", *expected) == "S 2\n"
+
+
 def test_the_same_message_id_is_stored_once(jstream, stream) -> None:
     assert jstream.done("pub", "s.a", "one", "--msg-id", "x") == "S 1\n"
     assert jstream.done("pub", "s.a", "two", "--msg-id", "x") == "S 1 duplicate\n"
@@ -147,6 +156,9 @@ def test_of_several_streams_with_the_subject_one_must_be_named(jstream, store, s
         ["x", "-H", "novalue"],
         ["x", "--send-on", "tuesday"],
         ["x", "--count", "0"],
+        ["x", "--count", "2", "--expect-last-sequence", "0"],
+        ["-", "--expect-last-msg-id", "a"],
+        ["x", "--expect-last-sequence", "-1"],
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(jstream, stream, words: list[str]) -> None:
