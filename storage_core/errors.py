@@ -137,6 +137,23 @@ class StreamNotFoundError(NotFoundError):
         return f"no stream {self.stream!r} in {self._where}{instead(self.stream or '', self._known)}"
 
 
+class KeyNotFoundError(NotFoundError):
+    """The bucket has no value of that key, or of that revision of it."""
+
+    code = "JSTREAM_KEY_NOT_FOUND"
+    bucket: str | None = None
+    key: str | None = None
+    revision: int | None = None
+
+    def __init__(self, bucket: str, key: str, revision: int | None = None) -> None:
+        super().__init__(bucket, key, revision)
+        self.bucket, self.key, self.revision = bucket, key, revision
+
+    def sentence(self) -> str:
+        of = "" if self.revision is None else f" of revision {self.revision}"
+        return f"bucket {self.bucket!r} has no value{of} for key {self.key!r}"
+
+
 class ConsumerNotFoundError(NotFoundError):
     """The stream has no consumer of that name; the text suggests one."""
 

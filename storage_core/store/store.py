@@ -33,6 +33,7 @@ from storage_core.store.volume import placement
 
 if TYPE_CHECKING:
     from storage_core.comparison import Drift
+    from storage_core.store.key_value import KeyValue
     from storage_core.store.maintenance.compaction import Compaction
     from storage_core.store.maintenance.merging import MergePolicy
     from storage_core.store.recovery.membership import Membership
@@ -190,6 +191,23 @@ class Store(OpenStore):
             appends.make_directories(session, incarnation, chosen, self._env)
             session.propose(command)
         return Stream(self, incarnation, checked.name)
+
+    def key_value(self, bucket: str) -> "KeyValue":
+        """Return the bucket of keys and values that the stream `KV_<bucket>` holds; raises NotFoundError."""
+        from storage_core.store.key_value import KeyValue, stream_name
+
+        return KeyValue(self, self.stream(stream_name(bucket)))
+
+    def add_key_value(self, bucket: str, history: int = 1, **settings: Any) -> "KeyValue":
+        """Make a bucket of keys and values: the stream `KV_<bucket>`, configured as NATS clients do.
+
+        `history`: revisions of a key that are kept, 64 at most. `settings`: keys of the stream's configuration, such
+        as `max_age` (how long a value stays), `allow_msg_ttl=True` (for single keys), `max_bytes`, `num_replicas`.
+        Raises AlreadyExistsError, ValueError naming the setting.
+        """
+        from storage_core.store.key_value import KeyValue, stream_config
+
+        return KeyValue(self, self.add_stream(stream_config(bucket, history, settings)))
 
     def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> "Stream":
         """Change the stream that `name` in the configuration names; keys that are not given stay as they are.
