@@ -52,6 +52,17 @@ def real_place(path: "str | os.PathLike[str]") -> Path:
     return place(path) if is_in_object_store(path) else Path(os.path.realpath(path))
 
 
+def place_key(path: "str | os.PathLike[str]") -> object:
+    """Return what tells whether two paths lead to one place: as equal, whatever links lead there."""
+    if not is_in_object_store(path):
+        try:
+            found = os.stat(path)
+        except OSError:
+            return real_place(path)
+        return found.st_dev, found.st_ino
+    return place(path)
+
+
 def volume_path(path: str, label: str) -> str:
     """Return the absolute path of a volume, or its address in an object store.
 
@@ -108,10 +119,10 @@ def resolve_paths(paths: Paths) -> list[Path]:
     resolved = [place(volume_path(text, "path")) for text in texts]
     if len({is_in_object_store(path) for path in resolved}) > 1:
         raise ValueError(f"path: {', '.join(map(str, resolved))}: all volumes of a store are of one kind")
-    for position, path in enumerate(resolved):
-        for earlier in resolved[:position]:
-            if real_place(earlier) == real_place(path):
-                raise ValueError(f"path: {texts[position]!r} is given twice")
+    keys = [place_key(path) for path in resolved]
+    for position, key in enumerate(keys):
+        if key in keys[:position]:
+            raise ValueError(f"path: {texts[position]!r} is given twice")
     return resolved
 
 

@@ -296,7 +296,7 @@ class OpenStore:
     def maintain_if_due(self, state: StoreState) -> None:
         """Do the maintenance of a writable open if a short look says that some is due: bounded, never waiting for the
         store."""
-        due, drifts = mismatch.look_at_open(state, self.volumes(), self._env)
+        due, drifts = mismatch.look_at_open(state, self.metadata.known_volumes, self._env)
         if not due and not drifts:
             return
         try:

@@ -52,10 +52,12 @@ class CommitReader:
     def follow(self) -> View | None:
         """Return the view that the commit record names; None if that is not certain without the lock."""
         self.undecided = None
-        known, seen = self._memory.known.view, None
+        known, seen, is_asked = self._memory.known.view, None, False
         if known is None and not self._volumes.voters:
+            before = {volume.volume_id for volume in self._volumes.known}
             seen = self.learn_voters()
-        at, commit, clean, agreed = self._best_commit_record(seen)
+            is_asked = before == {volume.volume_id for volume in self._volumes.known}
+        at, commit, clean, agreed = self._best_commit_record(seen, is_asked)
         if known is not None and commit is not None and clean and self._is_commit_of(known, commit):
             if known.state.voters != self._volumes.voters:  # changed in a session of this process
                 self._volumes.complete(known.state.voters)
@@ -120,7 +122,7 @@ class CommitReader:
         if len(voters) > 1 or len(self._volumes.known) > 1:
             self._volumes.complete(
                 voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes.known],
-                afresh=not self._volumes.is_remote,  # whose logs were just read by their identities
+                afresh=False,  # their identities were read just now
             )
         self._volumes.voters = voters
 
@@ -131,22 +133,17 @@ class CommitReader:
         return bool(whole) and whole == [volume.volume_id for volume in self._volumes.known]
 
     def _all_record(self, commit: CommitRecord | None) -> bool:
-        """Return whether no volume that can be read has another commit record."""
-        for volume in self._volumes.known:
-            try:
-                if volume.log.read_mark().commit != commit:
-                    return False
-            except (StorageError, OSError):
-                continue
-        return True
+        """Return whether no volume that could be read a moment ago has another commit record."""
+        marks = [self._marks.get(volume.volume_id) for volume in self._volumes.known]
+        return all(mark is None or mark.commit == commit for mark in marks)
 
     def _best_commit_record(
-        self, seen: list[ReadVolume] | None = None
+        self, seen: list[ReadVolume] | None = None, is_asked: bool = False
     ) -> tuple[Volume, CommitRecord | None, bool, bool]:
         """Return the highest commit record, where it stands, whether enough of all are whole to go by it, and whether
         a majority has this very one.
 
-        `seen`: what was read a moment ago, if it was.
+        `seen`: what was read a moment ago, if it was; `is_asked`: what they answered to that counts.
         """
         best: tuple[Volume, CommitRecord | None] = (self._volumes.known[0], None)
         errors: list[StorageError | OSError] = []
@@ -162,7 +159,13 @@ class CommitReader:
             self._marks |= {key: Mark(log.commit, True, log.end, log.newest) for key, log in logs.items()}
             marks = [self._marks[volume.volume_id] for volume in self._volumes.known]
         else:
-            marks = on_each(self._env, self._volumes.known, self._mark, is_shared=True)
+            asked = self._marks if is_asked else {}
+            marks = on_each(
+                self._env,
+                self._volumes.known,
+                lambda volume: asked.get(volume.volume_id) or self._mark(volume),
+                is_shared=True,
+            )
         for volume, mark in zip(self._volumes.known, marks, strict=True):
             if isinstance(mark, (StorageError, OSError)):
                 raise_if_limit(mark, volume.path)

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from storage_core.errors import (
@@ -21,7 +22,7 @@ from storage_core.errors import (
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import is_of_process, of_process, of_volume, raise_if_limit
-from storage_core.paths import is_in_object_store, place, real_place
+from storage_core.paths import is_in_object_store, place, place_key
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
@@ -205,6 +206,12 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
     at = {volume.volume_id: volume for volume in known}
     recorded = {voter.volume_id: voter.path for voter in voters}
     store_id = next(volume.identity.store_id for volume in known if volume.identity is not None)
+    real = cache(place_key)  # all volumes tell of all others
+
+    @cache
+    def look_at(volume_id: bytes, path: Path) -> Volume:
+        return look(files, path, volume_id, store_id)
+
     if not recorded.keys() & at.keys():
         removed = ", ".join(str(volume.path) for volume in known)
         raise NotAStoreError(f"{removed} was removed from store {store_id.hex()}; name a volume that is part of it")
@@ -212,27 +219,27 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
     for volume in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
         for volume_id, path in _neighbours(volume, recorded):
             before = at.get(volume_id)
-            if volume.is_remote and before is not None and before.path == path:
-                continue  # addresses stand to nothing: all volumes tell the same
-            neighbour = look(files, path, volume_id, store_id)
+            if before is not None and before.identity is not None and real(before.path) == real(path):
+                continue
+            neighbour = look_at(volume_id, path)
             if neighbour.identity is None:
                 continue
             if before is None:
                 at[volume_id] = neighbour
                 search.append(neighbour)
-            elif not _same_place(before.path, path):
+            else:
                 raise _at_two_paths(volume_id, [before.path, path])
     expected = {volume_id: path for volume in reversed(known) for volume_id, path in _neighbours(volume, recorded)}
     lost = [voter.volume_id for voter in voters if voter.volume_id not in at]
-    spare = [path for path in paths if not any(_same_place(path, volume.path) for volume in at.values())]
+    spare = [path for path in paths if not any(real(path) == real(volume.path) for volume in at.values())]
     for volume_id in lost:
-        here = next((path for path in spare if volume_id in expected and _same_place(path, expected[volume_id])), None)
+        here = next((path for path in spare if volume_id in expected and real(path) == real(expected[volume_id])), None)
         if here is not None:
             spare.remove(here)
-            at[volume_id] = look(files, here, volume_id, store_id)
+            at[volume_id] = look_at(volume_id, here)
     for volume_id in recorded if spare else ():  # what lies there is in the place of none
         places = [at[volume_id].path] if volume_id in at and at[volume_id].identity is not None else []
-        places += [path for path in spare if look(files, path, volume_id, store_id).identity is not None]
+        places += [path for path in spare if look_at(volume_id, path).identity is not None]
         if len(places) > 1:
             raise _at_two_paths(volume_id, places)
     taken = [volume.path for volume in at.values()]
@@ -240,8 +247,8 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
         if volume_id not in at:
             # A given path that holds no volume stands for one that has no place of its own.
             place = spare.pop(0) if spare else expected.get(volume_id, Path("/"))
-            at[volume_id] = look(files, place, volume_id, store_id)
-            if any(_same_place(place, path) for path in taken):
+            at[volume_id] = look_at(volume_id, place)
+            if any(real(place) == real(path) for path in taken):
                 at[volume_id] = Volume(
                     volume_id,
                     place,
@@ -276,10 +283,6 @@ def _neighbours(volume: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes,
         step = os.path.relpath(os.path.normpath(f"{_DEEP}/{path}"), origin)
         neighbours.append((volume_id, Path(os.path.normpath(volume.path / step))))
     return neighbours
-
-
-def _same_place(path: Path, other: Path) -> bool:
-    return real_place(path) == real_place(other)
 
 
 def _has_identity(files: Files, path: Path) -> bool:
