@@ -19,20 +19,35 @@ store, and so does a stream that it does not name, unless deleting was asked for
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.toml import check_keys, read_toml, substitute, volume_of
 from storage_core import Store
-from storage_core.metadata.commands import ids_of_voters
+from storage_core.metadata import machine
+from storage_core.metadata.commands import (
+    AddConsumer,
+    AddStream,
+    Command,
+    DeleteConsumer,
+    DeleteStream,
+    EditStore,
+    EditStream,
+    Envelope,
+    ids_of_voters,
+)
 from storage_core.metadata.config import SIZES, StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.state import StoreState
+from storage_core.metadata.stream_changes import new_config
 from storage_core.quantities import parse_size
+from storage_core.raft.entry import HISTORY_SIZE
 
 MAKE, CHANGE, DELETE, CONFLICT = "make", "change", "delete", "conflict"
-_IRREVERSIBLE = ("sealed", "deny_delete", "deny_purge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +189,11 @@ def _check_folded(file: Path, place: str, names: list[str]) -> None:
 def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
     """Return what would make the store look like the definitions; `delete`: also what they do not name goes."""
     changes = _differences(store.state().settings.to_json(), wanted.settings)
-    kept = ["permissions"] if "permissions" in changes else []
-    actions = [Action(CONFLICT if kept else CHANGE, "", changes=changes, reason="permissions stay" if kept else "")]
-    actions = actions if changes else []  # first: what streams get by their names
+    actions = [Action(CHANGE, "", changes=changes)] if changes else []  # first: what streams get by their names
     unnamed: list[str] = []
     present = store.streams()
     for name, definition in wanted.streams.items():
-        actions += _with_conflicts(store, name, _plan_stream(store, name, definition, name in present))
+        actions += _plan_stream(store, name, definition, name in present)
         if name in present:
             extra = [consumer for consumer in store.stream(name).consumers() if consumer not in definition.consumers]
             unnamed += [f"{name}/{consumer}" for consumer in extra]
@@ -188,7 +201,7 @@ def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
     others = [name for name in present if name not in wanted.streams]
     unnamed += others
     actions += [Action(DELETE, name) for name in others if delete]
-    return Plan(actions, unnamed)
+    return Plan(_with_conflicts(store, wanted, actions), unnamed)
 
 
 def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: bool) -> list[Action]:
@@ -199,9 +212,6 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
     now = stream.config.to_json()
     changes = _differences(now, definition.config)
     actions = [Action(CHANGE, name, changes=changes)] if changes else []
-    kept = [key for key in changes if key in _IRREVERSIBLE and now[key]]
-    if kept:
-        actions = [Action(CONFLICT, name, changes=changes, reason=f"{kept[0]} cannot be taken back")]
     known = {consumer.name: consumer.config.to_json() for consumer in stream.state().consumers.values()}
     for consumer, keys in definition.consumers.items():
         if consumer not in known:
@@ -212,25 +222,56 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
     return actions
 
 
-def _with_conflicts(store: Store, name: str, actions: list[Action]) -> list[Action]:
-    """Return the actions for one stream, those that the store would refuse as conflicts: nothing is done by halves."""
-    volume_count = len(ids_of_voters(store.state().voters))
-    streams = store.streams()
-    consumers = store.stream(name).consumers() if name in streams else []
+def _with_conflicts(store: Store, wanted: Definitions, actions: list[Action]) -> list[Action]:
+    """Return the actions, those that the store would refuse as conflicts: nothing is done by halves.
 
-    def reason(action: Action) -> str:
-        among = consumers if action.consumer else streams
-        wanted = action.consumer or name
-        alike = next((present for present in among if present.lower() == wanted.lower()), None)
-        if action.kind == MAKE and alike is not None:
-            return f"differs from {alike} only in case"
-        count = action.changes.get("num_replicas", (None, 0))[1]
-        return f"{count} replicas need as many volumes; the store has {volume_count}" if count > volume_count else ""
+    Each is applied to a copy of the state, after those before it, as the store will do it.
+    """
+    state, judged = store.state(), list[Action]()
+    for action in actions:
+        reason = action.reason
+        if action.kind != CONFLICT:
+            try:
+                envelope = Envelope(store.environment.now_ns(), _command(store, state, wanted, action))
+                state, result = machine.apply(state, machine.Place(0, bytes(HISTORY_SIZE)), envelope)
+                reason = result.reason if isinstance(result, machine.Refused) else ""
+            except ValueError as error:
+                reason = str(error)
+        reason = reason.removeprefix(f"stream {action.stream!r}: ")
+        judged.append(replace(action, kind=CONFLICT, reason=reason) if reason else action)
+    return judged
 
-    return [
-        Action(CONFLICT, action.stream, action.consumer, action.changes, reason(action)) if reason(action) else action
-        for action in actions
-    ]
+
+def _command(store: Store, state: StoreState, wanted: Definitions, action: Action) -> Command:
+    """Return the command that carries an action out. Raises ValueError."""
+    if not action.stream:
+        return EditStore(StoreSettings.from_mapping({**state.settings.to_json(), **wanted.settings}))
+    definition, stream = wanted.streams.get(action.stream), state.stream(action.stream)
+    if stream is None:
+        assert definition is not None, action
+        if action.consumer:  # of a stream whose making is a conflict
+            raise ValueError(f"stream {action.stream!r} cannot be made")
+        config = new_config(state, definition.config)
+        placement = _on_volumes(state, config.num_replicas)
+        return AddStream(store.environment.new_id(), config, placement)
+    if action.kind == DELETE:
+        named = DeleteConsumer(stream.incarnation, action.consumer)
+        return named if action.consumer else DeleteStream(stream.incarnation)
+    assert definition is not None, action
+    if action.consumer:
+        return AddConsumer(stream.incarnation, ConsumerConfig.from_mapping(definition.consumers[action.consumer]), 1)
+    config = stream.config.with_changes(definition.config)
+    _on_volumes(state, config.num_replicas)
+    config = msgspec.structs.replace(config, num_replicas=stream.config.num_replicas)  # a command of its own
+    return EditStream(stream.incarnation, config)
+
+
+def _on_volumes(state: StoreState, replicas: int) -> tuple[bytes, ...]:
+    """Return volumes for so many replicas. Raises ValueError if the store has too few."""
+    volumes = tuple(ids_of_voters(state.voters))
+    if replicas > len(volumes):
+        raise ValueError(f"{replicas} replicas need as many volumes; the store has {len(volumes)}")
+    return volumes[:replicas]
 
 
 def _news(keys: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

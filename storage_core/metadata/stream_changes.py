@@ -1,5 +1,8 @@
 """Commands about streams: made, changed, deleted, restored, and which volumes have their blocks."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -13,6 +16,7 @@ from storage_core.metadata.commands import (
     PrepareStreams,
     RecordHolders,
     RestoreStreams,
+    ids_of_voters,
 )
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumers import restored
@@ -22,6 +26,17 @@ from storage_core.metadata.results import Done, Place, Result, refuse
 from storage_core.metadata.retention import beginning, check_change
 from storage_core.metadata.state import StoreState, StreamState, decode_stream
 from storage_core.metadata.store_changes import with_events
+
+
+def new_config(state: StoreState, given: Mapping[str, Any]) -> StreamConfig:
+    """Return the configuration of a new stream: keys that are not given are the store's defaults, and a replica on
+    every volume. Raises ValueError naming the key.
+    """
+    defaults = state.settings.defaults_of(str(given.get("name")))
+    if given.get("num_replicas") is None:
+        defaults["num_replicas"] = len(ids_of_voters(state.voters))
+    missing = {key: value for key, value in defaults.items() if given.get(key) is None}
+    return StreamConfig.from_mapping({**given, **missing})
 
 
 def add_stream(state: StoreState, place: Place, time_ns: int, command: AddStream) -> tuple[StoreState, Result]:

@@ -20,9 +20,10 @@ from storage_core.errors import (
     ReadOnlyError,
     StoreBusyError,
 )
-from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream, ids_of_voters
+from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig, given_keys
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.metadata.stream_changes import new_config, with_config
 from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
 from storage_core.store import describe
 from storage_core.store.ensemble.ensemble import Metadata
@@ -177,12 +178,7 @@ class Store(OpenStore):
         from storage_core.store.stream import Stream
         from storage_core.store.writing import appends
 
-        settings, state = given_keys(config), self.state()
-        defaults = state.settings.defaults_of(str(settings.get("name")))
-        if settings.get("num_replicas") is None:
-            defaults["num_replicas"] = len(ids_of_voters(state.voters))
-        missing = {key: value for key, value in defaults.items() if settings.get(key) is None}
-        checked = StreamConfig.from_mapping({**settings, **missing})
+        checked = new_config(self.state(), given_keys(config))
         with self.session() as session:
             incarnation = self._env.new_id()
             chosen = placement.choose(session.state, session.writable, checked.num_replicas)
@@ -248,7 +244,6 @@ class Store(OpenStore):
 
     def excess(self, config: StreamConfig | Mapping[str, Any]) -> "Excess | None":
         """Return what `edit_stream` with this configuration would remove from the stream now; None for nothing."""
-        from storage_core.metadata.stream_changes import with_config
         from storage_core.store.writing import per_subject, retention
         from storage_core.store.writing.limits import Excess, Limits
 

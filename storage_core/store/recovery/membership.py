@@ -13,12 +13,19 @@ A removed volume keeps its files. Its identity is that of no volume of the store
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from storage_core.errors import AlreadyExistsError, RequirementError, StorageError, VolumeFailedError
+from storage_core.errors import (
+    AlreadyExistsError,
+    OutcomeUnknownError,
+    RequirementError,
+    StorageError,
+    VolumeFailedError,
+)
 from storage_core.metadata.commands import (
     ChangePlacement,
     ChangeVolumes,
@@ -176,10 +183,23 @@ class Membership:
         )
 
     def _record(self, kind: str, paths: Sequence[Path], removed: tuple[bytes, ...]) -> None:
-        """Make the directories of new volumes, and write down what is to be done."""
+        """Make the directories of new volumes, and write down what is to be done; if that is refused, neither."""
         paths = [real_place(path) for path in paths]
         for path in paths:
             self._check(path)
+        new = [path for path in paths if not is_in_object_store(path) and not self._env.files.is_directory(path)]
+        try:
+            self._make_directories(paths)
+            self._propose(kind, paths, removed)
+        except OutcomeUnknownError:
+            raise
+        except BaseException:
+            for path in new:
+                with suppress(OSError):
+                    self._env.files.remove_directory(path)
+            raise
+
+    def _make_directories(self, paths: Sequence[Path]) -> None:
         with translated(", ".join(map(str, paths)) or self._metadata.label):
             for path in paths:
                 self._env.files.make_directory(path)
@@ -189,6 +209,8 @@ class Membership:
             if any(is_in_object_store(path) for path in paths):
                 present = [volume.path for volume in self._metadata.volumes() if volume.identity is not None]
                 object_probe.check_distinct([*present, *paths], self._env)
+
+    def _propose(self, kind: str, paths: Sequence[Path], removed: tuple[bytes, ...]) -> None:
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
             state = session.state
             if state.volume_change is not None:

@@ -100,8 +100,11 @@ def test_what_the_store_would_refuse_is_a_conflict_before_anything_is_done(jstre
     for text, told in [
         ("[streams.ORDERS]\nnum_replicas = 3", "stream ORDERS: 3 replicas need as many volumes; the store has 1"),
         ("[streams.NEW]\nnum_replicas = 3", "stream NEW: 3 replicas need as many volumes; the store has 1"),
-        ("[streams.orders]", "stream orders: differs from ORDERS only in case"),
-        ("[streams.ORDERS.consumers.audit]", "consumer ORDERS/audit: differs from Audit only in case"),
+        ("[streams.orders]", "stream orders: stream 'orders' differs from stream 'ORDERS' only in case"),
+        ("[streams.ORDERS.consumers.audit]", "consumer ORDERS/audit: consumer 'audit' of stream 'ORDERS' differs"),
+        ("[streams.ORDERS]\nmax_age = '1m'", "stream ORDERS: duplicate_window: 2m is longer than max_age, 1m"),
+        ("[streams.ORDERS]\nretention = 'workqueue'", "stream ORDERS: retention cannot be changed from 'limits'"),
+        ("[settings]\nmax_streams = 1", "stream FIRST: the whole store: max_streams is 1"),
     ]:
         file.write_text(f"[streams.FIRST]\n{text}\n")
         outcome = jstream("apply", file, "--execute", "--json")
@@ -164,7 +167,7 @@ def test_settings_of_the_store_are_applied_before_streams(jstream, store: Store,
     assert "nothing to do" in jstream("apply", file).err
     for wrong, said in (
         ('[settings]\nmax_streams = "many"', "settings: max_streams: 'many' is not a whole number"),
-        ('[settings]\npermissions = "group"', "permissions stay"),
+        ('[settings]\npermissions = "group"', "permissions are those of files and directories"),
     ):
         file.write_text(FILE + wrong)
         outcome = jstream("apply", file, "--execute")

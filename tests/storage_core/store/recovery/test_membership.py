@@ -235,6 +235,21 @@ def test_what_is_no_change_of_volumes_is_refused(tmp_path: Path) -> None:
     check(paths, 3, 3)
 
 
+def test_a_change_of_volumes_that_is_refused_leaves_no_directories(tmp_path: Path) -> None:
+    paths = make(tmp_path, 3)
+    new, kept = [tmp_path / "a", tmp_path / "b"], tmp_path / "kept"
+    kept.mkdir()
+    with Store.open(paths) as store:
+        paths[2].rename(tmp_path / "away")
+        for added in (new, [new[0], kept]):
+            with pytest.raises(RequirementError, match="repair it first, then change the volumes"):
+                store.add_volumes(added)
+        assert not any(path.exists() for path in new) and kept.is_dir()
+        (tmp_path / "away").rename(paths[2])
+        store.add_volumes([new[0], kept])
+    check([*paths, new[0], kept], 5, 3)
+
+
 def test_a_second_change_waits_for_the_first_which_may_be_taken_back(tmp_path: Path) -> None:
     """The new disk fails before it can vote: it is named to be removed, and the store is as it was."""
     paths = make(tmp_path, 3)
