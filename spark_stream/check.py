@@ -13,7 +13,11 @@ from enum import IntEnum
 from spark_stream.store_scan import Scan
 from storage_core.metadata.events import KINDS
 from storage_core.quantities import format_duration, parse_time_ns
+from storage_core.sequences import SequenceSet
 from storage_core.store.describe import event_json
+from storage_core.store.recovery import foreign
+from storage_core.store.volume import losses
+from storage_core.store.volume.state import VolumeState
 
 ADOPT = ("repair", "--adopt")  # prints a plan of what the volumes that are left can do alone
 _S, _DAY_NS = 10**9, 86_400 * 10**9
@@ -83,6 +87,7 @@ def problems_of(scan: Scan, limits: Limits) -> list[Problem]:
     problems = [
         *_of_volumes(scan, limits),
         *_of_streams(scan, limits),
+        *_of_losses(scan),
         *_of_consumers(scan, limits),
         *_of_events(scan, limits),
     ]
@@ -98,6 +103,8 @@ def _of_volumes(scan: Scan, limits: Limits) -> Iterator[Problem]:
         about, space = About(volume=scan.labels[volume["name"]]), scan.spaces.get(volume["name"])
         if not volume["current"]:
             text = f"is {str(volume['state']).replace('_', ' ')}"
+            if volume["state"] == VolumeState.MISSING:
+                text += f": {losses.bring_back(volume['path'])}; only if it is gone for good, repair makes it anew"
             yield Problem(Level.WARNING, about, text, volume["reason"] or "", repair)
         used = 1 - space.free / space.size if space is not None and space.size else 0.0
         if space is not None and (level := limits.used_share.level(used)):
@@ -133,6 +140,45 @@ def _of_streams(scan: Scan, limits: Limits) -> Iterator[Problem]:
         if level := limits.scrub_age_ns.level(age_ns):
             age = format_duration(age_ns // _DAY_NS * _DAY_NS or age_ns // _S * _S)
             yield Problem(level, about, f"has a copy that was not checked for {age}", "", ("scrub", name))
+
+
+def _of_losses(scan: Scan) -> Iterator[Problem]:
+    """Yield what no volume at hand has, what came back of what was lost, and what another copy of the store had."""
+    for stream in sorted(scan.state.streams.values(), key=lambda stream: stream.name):
+        about = About(stream=stream.name)
+        for unread in scan.survey.unread(stream):
+            where = ", ".join(map(str, unread.places))
+            text = f"has {_messages(unread.sequences)} on no volume at hand"
+            if where:
+                reason = (
+                    f"They may be on {where}: bring that back first; no repair gives them up without --accept-loss."
+                )
+                yield Problem(Level.CRITICAL, about, text, reason)
+            else:
+                reason = "Nothing else may have them: a repair declares them lost."
+                yield Problem(Level.CRITICAL, about, text, reason, _repair(scan, stream.name))
+        sequences, holders = scan.survey.recoverable(stream)
+        if sequences:
+            where = ", ".join(scan.labels.get(volume_id.hex(), volume_id.hex()) for volume_id in holders)
+            text = f"has {_messages(sequences)} again that were declared lost"
+            yield Problem(Level.WARNING, about, text, f"They are on {where}.", ("repair", "--take-back", stream.name))
+    for volume in scan.survey.volumes:
+        label = scan.labels.get(volume.name, volume.name)
+        is_foreign = scan.survey.status(volume.volume_id).state is VolumeState.FOREIGN
+        for messages in foreign.messages_of(scan.state, volume) if is_foreign else ():
+            text = f"has {_messages(SequenceSet.decode(messages.sequences))} that the store does not have"
+            reason = "Another copy of the store had them; a repair sets its log aside, and keeps their blocks."
+            yield Problem(Level.WARNING, About(label, messages.stream), f"{text} on volume {label}", reason)
+    for messages in scan.state.set_aside:
+        label = scan.labels.get(messages.volume_id.hex(), messages.volume_id.hex())
+        text = f"had {_messages(SequenceSet.decode(messages.sequences))} more in another copy of the store"
+        reason = f"Its log is in {label}/{messages.directory}; their blocks are kept."
+        yield Problem(Level.WARNING, About(stream=messages.stream), text, reason, ("repair", "--discard-lost"))
+
+
+def _messages(sequences: SequenceSet) -> str:
+    count = len(sequences)
+    return f"{count:,} message{'' if count == 1 else 's'} ({losses.ranges_text(sequences)})"
 
 
 def _of_consumers(scan: Scan, limits: Limits) -> Iterator[Problem]:

@@ -12,11 +12,14 @@ from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, WrongUsage
 from spark_stream.cli.metrics import check_textfile
 from spark_stream.cli.options import (
     REMEDY,
+    ForceOption,
     JsonOption,
     StoreOption,
     TakeOverOption,
+    ask_consent,
     open_store,
     remedy_of,
+    require_consent_possible,
     volume_labels,
     warn_of_volumes,
 )
@@ -24,6 +27,7 @@ from spark_stream.cli.quantities import parse_duration_option, parse_size
 from spark_stream.cli.termination import Termination
 from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar, runs_of, volume_rows
 from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say
+from spark_stream.repairs import repair_sentences, repair_verdict
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -76,27 +80,55 @@ def repair(
     execute: Annotated[bool, typer.Option("--execute", help="With --adopt: do it.")] = False,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="With --execute: also if messages that most volumes have are lost by it."),
+        typer.Option(
+            "--accept-loss",
+            help="Declare lost what no volume at hand has, though a disk that is away may have it. With --execute: "
+            "also give up what volumes that are not named, or most of them, have.",
+        ),
     ] = False,
+    take_back: Annotated[
+        bool,
+        typer.Option("--take-back", help="Serve messages again that were declared lost, and of which a copy is back."),
+    ] = False,
+    discard_lost: Annotated[
+        bool,
+        typer.Option(
+            "--discard-lost",
+            help="Give up for good what was declared lost or set aside: unlink its blocks, and wait for no disk.",
+        ),
+    ] = False,
+    force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Bring volumes, then every block of every copy, back from good ones. What no volume has is declared lost.
+    """Bring volumes, then every block of every copy, back from good ones. What nothing has any more is declared lost.
 
-    Exit code 0 if nothing is left to be done, 1 if something is.
+    Messages that a volume that is away may have are not lost: bring it back first. Exit code 0 if nothing is left to be
+    done, 1 if something is.
     """
     if execute and not adopt:
         raise WrongUsage("--execute is for --adopt; repair alone acts at once")
-    if accept_loss and not execute:
-        raise WrongUsage("--accept-loss is for --adopt --execute")
+    if discard_lost and (streams or take_back):
+        raise WrongUsage(
+            "--discard-lost is for the whole store, and comes after --take-back: leave out streams and that"
+        )
     if adopt:
-        if streams or take_over:
-            raise WrongUsage("--adopt rebuilds the metadata of the whole store: leave out streams and --take-over")
+        if accept_loss and not execute:
+            raise WrongUsage("--adopt --accept-loss is for --execute; without it nothing is done")
+        if streams or take_over or take_back or discard_lost:
+            raise WrongUsage(
+                "--adopt rebuilds the metadata of the whole store: leave out streams, --take-over, --take-back and "
+                "--discard-lost"
+            )
         _adopt(store, execute, accept_loss, json)
         return
+    if discard_lost:
+        require_consent_possible("repair --discard-lost", force)
     with open_store(store, take_over=take_over, warns=False) as opened, progress_bar("blocks") as progress:
-        report = opened.repair(progress=progress, streams=streams or None)
+        if discard_lost:
+            ask_consent(_discarding(opened), force)
+        report = opened.repair(streams or None, progress, accept_loss, take_back, discard_lost)
         labels = volume_labels(opened)
         if not report["ok"]:
             warn_of_volumes(opened)
@@ -230,14 +262,20 @@ def _print_repair(report: dict[str, Any], labels: Mapping[str, str]) -> None:
     damage = report["damage"]
     if damage:
         print_table(_DAMAGE_COLUMNS, volume_rows(runs_of(damage), _DAMAGE_COLUMNS, labels), "Damage")
-    left = sum(not entry["repaired"] for entry in damage)
-    if not damage:
-        verdict = "all is well" if report["ok"] else "not all could be repaired"
-    else:
-        verdict = f"{counted(len(damage), 'damaged place')}, " + (f"{left} left" if left else "all repaired")
-    say(f"{counted(report['checked_blocks'], 'block')} checked: {verdict}")
-    for lost in report["lost"]:
-        say(f"stream {lost['stream']}: no copy has sequences {lost['first']} to {lost['end'] - 1}: they are lost")
+    say(repair_verdict(report))
+    for sentence in repair_sentences(report, labels):
+        say(sentence)
+
+
+def _discarding(store: "Store") -> str:
+    state = store.state()
+    blocks = sum(len(stream.lost_blocks) for stream in state.streams.values())
+    parts = [
+        f"{counted(blocks, 'block')} of lost messages",
+        f"messages of other copies of the store in {counted(len(state.set_aside), 'place')}",
+        f"{counted(len(state.former), 'former disk')} that may come back",
+    ]
+    return f"Give up {', '.join(parts)}, for good?"
 
 
 def _size(text: str | None, option: str) -> int | None:

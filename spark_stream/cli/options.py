@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from storage_core import Store
 
 log = logging.getLogger("storage_core.command_line")  # whose warnings a command prints
-REMEDY = "`jstream repair` brings copies and volumes back from good ones"
+REMEDY = "bring back volumes that are away; `jstream repair` brings copies and volumes back from good ones"
 NO_QUORUM = "nothing can be written: bring a volume back; `jstream repair --adopt` says what the others can do alone"
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"

@@ -10,7 +10,8 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED
 from spark_stream.cli.options import JsonOption, StoreOption, open_store, remedy_of, volume_labels
-from spark_stream.look.terminal import counted, print_json, print_table, say
+from spark_stream.look.terminal import print_json, print_table, say
+from spark_stream.repairs import checked, damage_counts
 
 ProgressCall = Callable[[int, int], None]
 _COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")
@@ -41,8 +42,11 @@ def print_verdict(report: dict[str, Any], labels: Mapping[str, str], remedy: str
     damage = report["damage"]
     if damage:
         print_table(_COLUMNS, volume_rows(runs_of(damage), _COLUMNS, labels), "Damage")
-    verdict = "all is well" if report["ok"] else f"{counted(len(damage), 'damaged place')}; {remedy}"
-    say(f"{counted(report['checked_blocks'], 'block')} checked: {verdict}")
+    say(
+        f"{checked(report)}: all is well"
+        if report["ok"]
+        else f"{checked(report)}; bad or missing: {damage_counts(damage)}; {remedy}"
+    )
 
 
 def runs_of(damage: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

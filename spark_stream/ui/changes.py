@@ -11,14 +11,16 @@ event log before anything is done; where nothing can be written until a repair i
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import join
 from typing import Any
+from urllib.parse import urlencode
 
 from spark_stream.check import problems_of
 from spark_stream.look.terminal import counted, show_size
 from spark_stream.plans import place_in, purge_frees, purge_scope, reset_plan, seconds_until
+from spark_stream.repairs import repair_sentences, repair_verdict
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
@@ -26,6 +28,8 @@ from storage_core import Store
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.quantities import rfc3339
+from storage_core.sequences import SequenceSet
+from storage_core.store.volume.losses import ranges_text
 
 TASKS_KEPT = 50
 ANNOUNCE_INTERVAL_S = 1.0  # so often viewers get a change's progress
@@ -52,6 +56,7 @@ class Plan:
     consumer: str = ""
     typed: str = ""  # what has to be typed before it is done
     repairs: bool = False  # it may be what makes the store writable
+    others: Sequence[tuple[str, str]] = ()  # what may be done instead, and the page that plans it
 
     def to_json(self, site: Site) -> dict[str, Any]:
         return {
@@ -63,6 +68,7 @@ class Plan:
             "stream": self.stream,
             "consumer": self.consumer,
             "typed": self.typed,
+            "others": [[words, page] for words, page in self.others],
         }
 
 
@@ -77,7 +83,10 @@ def plan_of(site: Site, query: Query, kind: str) -> Plan:
 
 
 def _repair(site: Site, query: Query) -> Plan:
-    streams = _streams(site, query)
+    streams, loss = _streams(site, query), query.choice("loss", ("", *CONSENTS))
+    consent = CONSENTS.get(loss, "")
+    if loss == "discard" and streams:
+        raise ValueError("loss: what was lost is discarded in the whole store, not in one stream")
     scope = f"stream {streams[0]}" if streams else "all streams"
     facts: list[tuple[str, object]] = [("what is repaired", f"all copies of {scope}")]
     problems = [problem for problem in problems_of(site.scan(), LIMITS) if problem.command[:1] == ("repair",)]
@@ -85,27 +94,62 @@ def _repair(site: Site, query: Query) -> Plan:
     facts += [("to be done", problem.sentence) for problem in chosen[:PROBLEM_COUNT_MAX]]
     if not chosen:
         facts.append(("to be done", "nothing is known to be wrong; copies are checked all the same"))
-    facts.append(("what no volume has", "is declared lost, and stands in the event log"))
+    facts += _losses(site, streams, loss)
 
     def work(store: Store, progress: Progress) -> str:
-        report = store.repair(progress=progress, streams=streams or None)
-        left = sum(not damage["repaired"] for damage in report["damage"])
-        lost = sum(place["end"] - place["first"] for place in report["lost"])
-        parts = [f"{counted(report['checked_blocks'], 'block')} checked"]
-        parts.append(f"{counted(len(report['damage']), 'damaged place')}, {left} left")
-        parts += [f"{counted(lost, 'message')} lost for good"] if lost else []
-        return f"{'All is well' if report['ok'] else 'Not all could be repaired'}: {', '.join(parts)}"
+        report = store.repair(streams or None, progress, **{name: name == consent for name in CONSENTS.values()})
+        sentences = " ".join(f"{sentence}." for sentence in repair_sentences(report, site.scan().labels))
+        return (
+            f"{'All is well' if report['ok'] else 'Not all could be repaired'}: {repair_verdict(report)}. {sentences}"
+        )
 
+    flags = (f"--{consent.replace('_', '-')}",) if consent else ()
     return Plan(
         "repair",
         "Repair copies",
-        ("repair", *streams),
+        ("repair", *flags, *streams),
         facts,
         work,
-        _named(streams),
+        _named(streams) | ({"loss": loss} if loss else {}),
         stream="".join(streams),
+        typed="lost" if loss in ("accept", "discard") else "",
         repairs=True,
+        others=tuple(
+            (words, f"/change/repair?{urlencode(_named(streams) | {'loss': other})}")
+            for other, words in (("accept", "accept the loss"), ("take-back", "take back what was lost"))
+            if other != loss
+        ),
     )
+
+
+CONSENTS = {"accept": "accept_loss", "take-back": "take_back", "discard": "discard_lost"}
+
+
+def _losses(site: Site, streams: tuple[str, ...], loss: str) -> Iterator[tuple[str, object]]:
+    """Yield what becomes of messages that no volume at hand has, and of what was lost before."""
+    scan, found = site.scan(), False
+    for stream in sorted(scan.state.streams.values(), key=lambda stream: stream.name):
+        if streams and stream.name not in streams:
+            continue
+        for unread in scan.survey.unread(stream):
+            found, what = True, f"sequences {ranges_text(unread.sequences)} of stream {stream.name}"
+            if not unread.places:
+                yield "is declared lost", f"{what}: no volume has them"
+            elif loss == "accept":
+                yield "is declared lost", f"{what}, though they may be on {', '.join(map(str, unread.places))}"
+            else:
+                where = ", ".join(map(str, unread.places))
+                yield "is left alone", f"{what}: they may be on {where}; bring that back first"
+        sequences, _ = scan.survey.recoverable(stream)
+        if sequences:
+            becomes = {"take-back": "is served again", "discard": "is given up for good"}.get(loss, "waits for you")
+            yield becomes, f"sequences {ranges_text(sequences)} of stream {stream.name}, which were lost"
+    if loss == "discard":
+        for messages in scan.state.set_aside:
+            ranges = ranges_text(SequenceSet.decode(messages.sequences))
+            yield "is given up for good", f"sequences {ranges} of stream {messages.stream} of another copy of the store"
+    if not found:
+        yield "what nothing has any more", "is declared lost, and stands in the event log; by what is known, nothing is"
 
 
 def _scrub(site: Site, query: Query) -> Plan:

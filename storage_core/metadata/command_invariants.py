@@ -33,9 +33,11 @@ from storage_core.metadata.invariants import (
     check_distinct,
     check_equal,
     check_events,
+    check_former,
     check_id,
     check_number,
     check_rows,
+    check_set_aside,
     check_settings,
     check_subject_sets,
     check_volume_change,
@@ -45,7 +47,7 @@ from storage_core.metadata.invariants import (
 )
 from storage_core.metadata.manifest import BLOCK_DTYPE, EXPIRY_DTYPE, decode_blocks
 from storage_core.metadata.removals import REASONS
-from storage_core.metadata.state import StoreState
+from storage_core.metadata.state import SET_ASIDE_MAX, StoreState
 from storage_core.sequences import SequenceSet
 
 _KINDS = (ACK, NAK, TERM, WITHHOLD)  # of acknowledgements
@@ -102,6 +104,8 @@ def _init(state: StoreState, command: commands.Init) -> None:
 def _change_volumes(state: StoreState, command: commands.ChangeVolumes) -> None:
     check_voters(command.voters)
     check_volume_change(command.change)
+    check_former(command.former or ())
+    check_set_aside(command.set_aside, SET_ASIDE_MAX)
 
 
 def _edit_store(state: StoreState, command: commands.EditStore) -> None:
@@ -250,6 +254,11 @@ def _declare_lost(state: StoreState, command: commands.DeclareLost) -> None:
     check_number("data_size", command.data_size, 0)
 
 
+def _take_back(state: StoreState, command: commands.TakeBack) -> None:
+    stream = state.by_incarnation(command.incarnation)
+    check_number("data_size", command.data_size, 0, SIZE_MAX - (stream.data_size if stream is not None else 0))
+
+
 def _unlinked(state: StoreState, command: commands.Unlinked) -> None:
     for block in command.blocks:
         check_id("an unlinked block", block, 2 * ID_SIZE)
@@ -329,6 +338,7 @@ _CHECKS: dict[type, Callable[[StoreState, Any], None]] = {
     commands.MergeBlocks: _merge_blocks,
     commands.Remove: _remove,
     commands.DeclareLost: _declare_lost,
+    commands.TakeBack: _take_back,
     commands.Unlinked: _unlinked,
     commands.AddConsumer: _add_consumer,
     commands.MoveConsumer: _move_consumer,
@@ -342,6 +352,7 @@ _CHECKS: dict[type, Callable[[StoreState, Any], None]] = {
             commands.NoOp,
             commands.TakeOver,
             commands.RecordEvents,
+            commands.DiscardLost,
             commands.DeleteStream,
             commands.DeleteConsumer,
             commands.RecordConsumerEvents,

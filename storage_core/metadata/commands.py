@@ -42,6 +42,25 @@ class VolumeChange(msgspec.Struct, frozen=True):
     started_ns: int
 
 
+class FormerVolume(msgspec.Struct, frozen=True):
+    """A disk that was a volume and may come back with blocks that it had: another one took its place, or none."""
+
+    volume_id: bytes
+    instance_id: bytes
+    path: str  # where it was seen last
+    gone_ns: int  # blocks that were committed later are not on it
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """Messages of another copy of the store, on a volume whose log of that copy was set aside."""
+
+    volume_id: bytes
+    directory: str  # of the metadata files that were set aside, on that volume
+    stream: str
+    incarnation: bytes  # of the stream in that copy
+    sequences: bytes  # encoded SequenceSet: messages that this store does not have under these numbers
+
+
 class Event(msgspec.Struct, frozen=True):
     """Something that operators want to know afterwards: damage, repair, a volume that went or came back."""
 
@@ -182,6 +201,8 @@ class ChangeVolumes(msgspec.Struct, frozen=True, tag="change_volumes"):
     voters: tuple[Voter, ...]
     change: VolumeChange | None = None  # what is in progress after this
     events: tuple[Event, ...] = ()
+    former: tuple[FormerVolume, ...] | None = None  # all of them after this; None: as before
+    set_aside: tuple[SetAside, ...] = ()  # more of them
 
 
 class ChangePlacement(msgspec.Struct, frozen=True, tag="change_placement"):
@@ -199,6 +220,18 @@ class DeclareLost(msgspec.Struct, frozen=True, tag="declare_lost"):
     sequences: bytes  # encoded SequenceSet
     data_size: int  # message bytes of those that were shown, as far as that is known
     reason: str = ""
+
+
+class TakeBack(msgspec.Struct, frozen=True, tag="take_back"):
+    """A copy of messages that were declared lost has come back: they are served again, under their numbers."""
+
+    incarnation: bytes
+    sequences: bytes  # encoded SequenceSet: lost ones, of blocks that were kept for it
+    data_size: int  # message bytes of those
+
+
+class DiscardLost(msgspec.Struct, frozen=True, tag="discard_lost"):
+    """What was declared lost or set aside is given up for good: its blocks are unlinked, and nothing may come back."""
 
 
 class MergeBlocks(msgspec.Struct, frozen=True, tag="merge_blocks"):
@@ -350,6 +383,8 @@ Command = (
     | Abort
     | Remove
     | DeclareLost
+    | TakeBack
+    | DiscardLost
     | Unlinked
     | ForgetTransactions
     | MergeBlocks

@@ -35,6 +35,7 @@ class ConsumerState:
     skipped_reported_ns: int = 0  # and when that was
     # Of a stream whose retention is not limits: what it is done with and is still there (retention.py).
     done: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: below next_sequence, nothing that waits
+    missed: SequenceSet = field(default_factory=SequenceSet.empty)  # declared lost before it acknowledged them
 
     @property
     def name(self) -> str:
@@ -84,18 +85,23 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     skipped_reported: int = 0
     skipped_reported_ns: int = 0
     done: bytes = b""
+    missed: bytes = b""
 
 
 def consumer_record(state: ConsumerState) -> ConsumerRecord:
     values = {name: getattr(state, name) for name in ConsumerRecord.__struct_fields__}
-    done = state.done.encode() if state.done else b""
-    values.update(pending=state.pending.encode(), reported=state.reported.encode(), done=done)
+    for name in ("done", "missed"):
+        sequences = getattr(state, name)
+        values[name] = sequences.encode() if sequences else b""
+    values.update(pending=state.pending.encode(), reported=state.reported.encode())
     return ConsumerRecord(**values)
 
 
 def consumer_of(record: ConsumerRecord) -> ConsumerState:
     """Return the consumer; raises CorruptionError if its tables are none."""
     values = {name: getattr(record, name) for name in ConsumerRecord.__struct_fields__}
-    done = SequenceSet.decode(record.done) if record.done else SequenceSet.empty()
-    values.update(pending=decode_pending(record.pending), reported=SequenceSet.decode(record.reported), done=done)
+    for name in ("done", "missed"):
+        encoded = getattr(record, name)
+        values[name] = SequenceSet.decode(encoded) if encoded else SequenceSet.empty()
+    values.update(pending=decode_pending(record.pending), reported=SequenceSet.decode(record.reported))
     return ConsumerState(**values)

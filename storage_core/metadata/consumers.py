@@ -206,7 +206,9 @@ def _move(stream: StreamState, consumer: ConsumerState, command: MoveConsumer) -
     _check_place(stream, consumer.name, command.next_sequence)
     kept = SequenceSet.from_ranges([(stream.first_sequence, min(command.pending_end, command.next_sequence))])
     pending = PendingMessages.of(consumer.pending.within(kept))
-    made = replace(consumer, query_start=command.query_start or consumer.query_start)
+    waits_to = min(command.pending_end, command.next_sequence)
+    missed = consumer.missed.difference(SequenceSet.from_ranges([(waits_to, command.next_sequence)]))
+    made = replace(consumer, query_start=command.query_start or consumer.query_start, missed=missed)
     made = replace(anchored(stream, made, command.next_sequence), pending=pending, reported=stream.lost)
     return moved(stream, consumer, made)
 

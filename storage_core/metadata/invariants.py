@@ -23,7 +23,7 @@ from storage_core.block.format import (
 )
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError
-from storage_core.metadata.commands import Event, VolumeChange, Voter
+from storage_core.metadata.commands import Event, FormerVolume, SetAside, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
@@ -32,6 +32,8 @@ from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
+    FORMER_MAX,
+    SET_ASIDE_MAX,
     TIME_MAX_NS,
     BatchResult,
     StoreState,
@@ -66,6 +68,8 @@ def check_state(state: StoreState) -> None:
     check_number("time_ns", state.time_ns, 0, TIME_MAX_NS)
     check_number("clock_ns", state.clock_ns, 0)
     check_volume_change(state.volume_change)
+    check_former(state.former)
+    check_set_aside(state.set_aside, SET_ASIDE_MAX)
     for name, writer in state.writers.items():
         _check_writer(name, writer, NUMBER_MAX)
     check_events("events", state.events, EVENT_COUNT_MAX)
@@ -127,6 +131,7 @@ def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
     check_number("data_size", stream.data_size, 0, SIZE_MAX)
     check_number("duplicate_count", stream.duplicate_count, 0)
     check_blocks(stream, are_columns_good)
+    _check_lost_blocks(stream)
     _check_runs("histories", stream.histories, HISTORY_SIZE, stream.next_sequence)
     _check_runs("origins", stream.origins, ID_SIZE, stream.next_sequence + 1)
     check_subject_sets(stream.subject_sets)
@@ -148,6 +153,19 @@ def check_blocks(stream: StreamState, are_columns_good: bool = False) -> None:
         check_rows(rows, stream.low_watermark, stream.next_sequence, stream.removed, set_counts, volume_count)
     elif stream.message_count:
         refuse("blocks", f"those of {stream.message_count} messages", "none")
+
+
+def _check_lost_blocks(stream: StreamState) -> None:
+    rows = stream.lost_blocks.rows
+    if not len(rows):
+        return
+    _check_columns(rows, stream.next_sequence, 0, 0)
+    ends = rows["first"] + rows["span"]
+    if (rows["first"][1:] < ends[:-1]).any():
+        refuse("blocks of lost messages", "ascending sequences", "two that overlap, or are out of order")
+    without = ~stream.lost.touches(rows["first"], ends)
+    if without.any():
+        refuse("blocks of lost messages", "lost messages in each", f"none from {int(rows['first'][without][0])} on")
 
 
 def check_rows(
@@ -337,6 +355,8 @@ def _check_consumer(key: str, consumer: ConsumerState) -> None:
         check_number(f"{label}: first message that waits", int(pending["first"][0]), 1)
         check_number(f"{label}: end of those that wait", int(pending["end"][-1]), 1, consumer.next_sequence)
         check_number(f"{label}: deliveries", int(pending["deliveries"].min()), 0)
+    if consumer.missed:
+        check_number(f"{label}: lost sequences that it missed", int(consumer.missed.starts[0]), 1)
     check_within(f"{label}: what it is done with", consumer.done, 1, consumer.next_sequence)
     if consumer.reported:
         check_number(f"{label}: lost sequences that were reported", int(consumer.reported.starts[0]), 1)
@@ -385,6 +405,23 @@ def check_volume_change(change: VolumeChange | None) -> None:
     for volume_id in (*change.added, *change.removed):
         check_id("a volume that comes or goes", volume_id)
     check_number("start of the change of volumes", change.started_ns, 0)
+
+
+def check_former(former: Sequence[FormerVolume]) -> None:
+    check_number("former volumes", len(former), 0, FORMER_MAX)
+    for volume in former:
+        check_id("a former volume's id", volume.volume_id)
+        check_id("a former volume's instance", volume.instance_id)
+        check_number("bytes of a former volume's path", len(volume.path.encode(errors="replace")), 0, PATH_SIZE_MAX)
+        check_number("when a former volume went", volume.gone_ns, 0)
+
+
+def check_set_aside(set_aside: Sequence[SetAside], count_max: int) -> None:
+    check_number("what was set aside", len(set_aside), 0, count_max)
+    for messages in set_aside:
+        check_id("the volume of what was set aside", messages.volume_id)
+        check_id("the incarnation of what was set aside", messages.incarnation)
+        check_within("what was set aside", SequenceSet.decode(messages.sequences), 1, STREAM_SEQUENCE_MAX)
 
 
 def check_voters(voters: Sequence[Voter]) -> None:

@@ -57,6 +57,8 @@ def _check(stream: StreamState, before: np.ndarray, row: np.void, dropped: Seque
         raise RequirementError(f"{label} end at {end}, the merged one at {int(row['first'] + row['span'])}")
     if stream.written_as(first) != stream.written_as(end - 1):
         raise RequirementError(f"{label} cannot be merged: they were written for two incarnations of the stream")
+    if len(stream.lost_blocks_in(first, end)):
+        raise RequirementError(f"{label} cannot be merged: messages that are lost there may come back")
     removed = dropped if dropped is not None else SequenceSet.empty()
     shown = stream.shown(first, end)
     if removed.intersection(shown):

@@ -1,4 +1,8 @@
-"""Commands that take messages or their blocks away: removed, lost, unlinked."""
+"""Commands that take messages or their blocks away: removed, lost, unlinked; and that which takes lost ones back.
+
+Messages that are declared lost may be on a disk that comes back. So the blocks that they were in are remembered, and
+their files stay, until the messages are taken back, a later removal passes over them, or somebody discards them.
+"""
 
 from bisect import bisect_left
 
@@ -7,14 +11,21 @@ import numpy as np
 from storage_core import errors
 from storage_core.chunked_set import ChunkedSet
 from storage_core.frozen import replace
-from storage_core.metadata.commands import DeclareLost, Event, Remove, Unlinked
+from storage_core.metadata.commands import DeclareLost, DiscardLost, Event, Remove, TakeBack, Unlinked
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumers import anchored
-from storage_core.metadata.manifest import ARCHIVE_DTYPE, EXPIRY_DTYPE, PENDING_DELETE_DTYPE, Table, pairs
+from storage_core.metadata.manifest import (
+    ARCHIVE_DTYPE,
+    BLOCK_DTYPE,
+    EXPIRY_DTYPE,
+    PENDING_DELETE_DTYPE,
+    Table,
+    pairs,
+)
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
 from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
 from storage_core.metadata.retention import done_by_all, without
-from storage_core.metadata.skipped import taken_away
+from storage_core.metadata.skipped import given_back, taken_away
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.metadata.store_changes import with_events
 from storage_core.metadata.stream_changes import add_pending_deletes, live
@@ -100,22 +111,27 @@ def drop_below(
     """
     removed = stream.removed.since(low_watermark)
     blocks, dead_head = stream.blocks, stream.block_at(low_watermark)
+    lost = stream.lost.clip(low_watermark, stream.next_sequence)
+    lost_blocks, passed = _with_lost(stream, lost)
     if dead_head:
         state = with_dropped(state, stream, blocks.rows[:dead_head], time_ns)
         blocks = blocks.drop_head(dead_head)
     empty = _emptied(stream, removed, low_watermark, newly_removed) - dead_head
     empty = empty[empty >= 0]
     if len(empty):
-        state = with_dropped(state, stream, blocks.rows[empty], time_ns)
+        emptied = blocks.rows[empty]
+        state = with_dropped(state, stream, emptied[~_are_in(emptied, lost_blocks.rows)], time_ns)
         keep = np.ones(len(blocks), bool)
         keep[empty] = False
         blocks = blocks.keep(keep)
+    state = with_dropped(state, stream, passed[~_are_in(passed, stream.blocks.rows)], time_ns)
     stream = replace(
         stream,
         low_watermark=low_watermark,
         blocks=blocks,
         removed=removed,
-        lost=stream.lost.clip(low_watermark, stream.next_sequence),
+        lost=lost,
+        lost_blocks=lost_blocks,
         message_count=stream.message_count - len(newly_removed),
         data_size=max(0, stream.data_size - data_size),
     )
@@ -124,8 +140,26 @@ def drop_below(
     return state, replace(stream, histories=runs_needed(stream))
 
 
+def _with_lost(stream: StreamState, lost: SequenceSet) -> tuple[Table, np.ndarray]:
+    """Return the blocks of lost messages that have some of these, and the rows of the others."""
+    rows = stream.lost_blocks.rows
+    if not len(rows):
+        return stream.lost_blocks, rows
+    has_lost = lost.touches(rows["first"], rows["first"] + rows["span"])
+    return (stream.lost_blocks if has_lost.all() else stream.lost_blocks.keep(has_lost)), rows[~has_lost]
+
+
+def _are_in(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return, row by row, whether another table has the same block."""
+    if not len(rows) or not len(others):
+        return np.zeros(len(rows), bool)
+    return np.isin(rows["block_id"], others["block_id"])
+
+
 def with_dropped(state: StoreState, stream: StreamState, blocks: np.ndarray, time_ns: int) -> StoreState:
     """Return the state in which these blocks of the manifest wait to be archived, if they are to be, and unlinked."""
+    if not len(blocks):
+        return state
     dropped = add_pending_deletes(Table.empty(PENDING_DELETE_DTYPE), stream, blocks, time_ns).rows
     state = replace(state, pending_deletes=state.pending_deletes.append(dropped))
     if not stream.config.archive_command:
@@ -158,8 +192,10 @@ def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
     A reader at or behind the first message brings the run of the message before its place, and those before that one.
     A reader that is further back goes to the first message, whatever it has read (reconcile.py).
     """
-    runs = stream.histories
-    before_first = bisect_left(runs, stream.first_sequence, key=lambda run: run[1])
+    runs, first = stream.histories, stream.first_sequence
+    if len(stream.lost_blocks):  # its messages may be the first ones again
+        first = min(first, int(stream.lost_blocks.rows["first"][0]))
+    before_first = bisect_left(runs, first, key=lambda run: run[1])
     return runs[max(0, before_first - HISTORY_RUNS_KEPT) :]
 
 
@@ -171,12 +207,86 @@ def declare_lost(state: StoreState, place: Place, time_ns: int, command: Declare
     if not newly_lost:
         return state, RemoveDone(0)
     count = len(newly_lost)
-    stream, events = taken_away(stream, newly_lost, time_ns, "declared lost")
+    stream, events = taken_away(stream, newly_lost, time_ns, "declared lost", may_come_back=True)
+    stream = _remembering_blocks(stream, newly_lost)
     stream = replace(stream, removed=stream.removed.union(newly_lost), lost=stream.lost.union(newly_lost))
     state, stream = drop_below(state, stream, stream.low_watermark, time_ns, newly_lost, command.data_size)
-    ranges = ", ".join(f"{first} to {end - 1}" for first, end in newly_lost.ranges_head(5))
-    event = Event("lost", stream.name, after=f"{count} messages: {ranges}", reason=command.reason)
+    event = Event("lost", stream.name, after=_counted(newly_lost), reason=command.reason)
     return with_events(state.with_stream(stream), (event, *events), time_ns), RemoveDone(count)
+
+
+def _counted(sequences: SequenceSet) -> str:
+    ranges = ", ".join(f"{first} to {end - 1}" for first, end in sequences.ranges_head(5))
+    return f"{len(sequences)} messages: {ranges}"
+
+
+def _remembering_blocks(stream: StreamState, lost: SequenceSet) -> StreamState:
+    """Return the stream that knows which blocks the lost messages were in."""
+    near = stream.blocks.rows[stream.blocks_in(*lost.bounds)]
+    rows = near[lost.touches(near["first"], near["first"] + near["span"])]
+    rows = rows[~_are_in(rows, stream.lost_blocks.rows)].copy()
+    rows["holders"] = rows["subject_set"] = 0  # which change, and would have to be kept up to date
+    rows = np.concatenate((stream.lost_blocks.rows, rows))
+    return replace(stream, lost_blocks=Table.of(rows[np.argsort(rows["first"], kind="stable")]))
+
+
+def take_back(state: StoreState, place: Place, time_ns: int, command: TakeBack) -> tuple[StoreState, Result]:
+    stream = live(state, command.incarnation)
+    rows = stream.lost_blocks.rows
+    remembered = SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]).intersection(stream.lost)
+    taken = SequenceSet.decode(command.sequences).intersection(remembered)
+    if not taken:
+        return state, RemoveDone(0)
+    returned = rows[taken.touches(rows["first"], rows["first"] + rows["span"])]
+    returned = returned[~_are_in(returned, stream.blocks.rows)]
+    blocks = np.concatenate((stream.blocks.rows, returned))
+    expiries = stream.expiries
+    if len(returned) and stream.config.allow_msg_ttl:  # which of their messages have one, their blocks tell
+        due = np.zeros(len(returned), EXPIRY_DTYPE)
+        due["first"], due["due_ns"] = returned["first"], time_ns
+        due = np.concatenate((expiries.rows, due))
+        expiries = Table.of(due[np.argsort(due["first"], kind="stable")])
+    lost = stream.lost.difference(taken)
+    stream = replace(
+        stream,
+        blocks=Table.of(blocks[np.argsort(blocks["first"], kind="stable")]),
+        removed=ChunkedSet.of(stream.removed.whole().difference(taken)),
+        lost=lost,
+        lost_blocks=_with_lost(stream, lost)[0],
+        message_count=stream.message_count + len(taken),
+        data_size=stream.data_size + command.data_size,
+        expiries=expiries,
+    )
+    stream, events = given_back(stream, taken, time_ns)
+    event = Event("taken_back", stream.name, after=_counted(taken), reason="a copy of what was declared lost came back")
+    return with_events(state.with_stream(stream), (event, *events), time_ns), RemoveDone(len(taken))
+
+
+def discard_lost(state: StoreState, place: Place, time_ns: int, command: DiscardLost) -> tuple[StoreState, Result]:
+    events = []
+    for stream in list(state.streams.values()):
+        rows = stream.lost_blocks.rows
+        if len(rows):
+            state = with_dropped(state, stream, rows[~_are_in(rows, stream.blocks.rows)], time_ns)
+            bare = replace(stream, lost_blocks=Table.empty(BLOCK_DTYPE))
+            state = state.with_stream(replace(bare, histories=runs_needed(bare)))
+            events.append(Event("discarded", stream.name, reason=f"{len(rows)} blocks of messages that were lost"))
+    for set_aside in state.set_aside:
+        after = _counted(SequenceSet.decode(set_aside.sequences))
+        reason = f"another copy of the store had them; its metadata is in {set_aside.directory}"
+        events.append(Event("discarded", set_aside.stream, "", set_aside.volume_id.hex(), after=after, reason=reason))
+    known = {incarnation for stream in state.streams.values() for incarnation in stream.incarnations}
+    foreign = sorted({set_aside.incarnation for set_aside in state.set_aside} - known)
+    directories = np.zeros(len(foreign), PENDING_DELETE_DTYPE)
+    for at, incarnation in enumerate(foreign):
+        directories[at]["incarnation"], directories[at]["dropped_ns"] = np.void(incarnation), time_ns
+    state = replace(state, pending_deletes=state.pending_deletes.append(directories))
+    for former in state.former:
+        reason = f"instance {former.instance_id.hex()} of the volume, last at {former.path}, is not waited for any more"
+        events.append(Event("discarded", volume=former.volume_id.hex(), reason=reason))
+    if not events:
+        return state, Done()
+    return with_events(replace(state, former=(), set_aside=()), tuple(events), time_ns), Done()
 
 
 def unlinked(state: StoreState, place: Place, time_ns: int, command: Unlinked) -> tuple[StoreState, Result]:

@@ -15,7 +15,7 @@ from storage_core.bounded import decode
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.frozen import replace
-from storage_core.metadata.commands import Event, VolumeChange, Voter
+from storage_core.metadata.commands import Event, FormerVolume, SetAside, VolumeChange, Voter
 from storage_core.metadata.config import OLD, StoreSettings, StreamConfig
 from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
 from storage_core.metadata.manifest import (
@@ -36,6 +36,8 @@ TRANSACTION_DTYPE = np.dtype([("id", "V16"), ("outcome", "u1"), ("index", "<i8")
 COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
 STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
 BATCHES_KEPT = 4096  # newest batches of a batch writer that are remembered though none of their messages is left
+FORMER_MAX = 256  # newest disks that are waited for
+SET_ASIDE_MAX = 1024  # newest places of messages of other copies of the store
 TIME_MAX_NS = 2**63 - 1  # times are int64
 BATCH_DIGITS_MAX = 18  # of a batch's number, which is an i64
 
@@ -107,7 +109,10 @@ class StreamState:
     # Invariant: sorted, disjoint, end > low_watermark
     blocks: Table = field(default_factory=lambda: Table.empty(BLOCK_DTYPE))
     removed: ChunkedSet = field(default_factory=ChunkedSet.empty)  # Invariant: within [low_watermark, next_sequence)
-    lost: SequenceSet = field(default_factory=SequenceSet.empty)
+    lost: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: removed as well
+    # Blocks that lost messages were in, also those that still have others. Their files stay: a copy may come back.
+    # Invariant: sorted, disjoint, each has lost messages; no holders, no subject sets.
+    lost_blocks: Table = field(default_factory=lambda: Table.empty(BLOCK_DTYPE))
     message_count: int = 0  # messages that a read of everything yields
     data_size: int = 0  # bytes of their subjects, headers and data
     duplicate_count: int = 0  # messages that were not stored once more: their msg_id was seen within the window
@@ -158,6 +163,12 @@ class StreamState:
         """Return the positions of the blocks that hold sequences of `[first, end)`."""
         start = self.block_at(first)
         return slice(start, max(start, bisect_left(self.blocks.rows["first"], end)))
+
+    def lost_blocks_in(self, first: int, end: int) -> np.ndarray:
+        """Return the rows of the blocks of lost messages that hold sequences of `[first, end)`."""
+        rows = self.lost_blocks.rows
+        near: np.ndarray = rows[(rows["first"] < end) & (rows["first"] + rows["span"] > first)]
+        return near
 
     def written_as(self, sequence: int) -> bytes:
         """Return the incarnation in whose directory, and under whose name, the block of this sequence was written."""
@@ -286,6 +297,8 @@ class StoreState:
     transactions: Table = field(default_factory=lambda: Table.empty(TRANSACTION_DTYPE))
     transaction_floor_ns: int = 0  # transactions made before it are refused
     volume_change: VolumeChange | None = None  # in progress
+    former: tuple[FormerVolume, ...] = ()  # disks that may come back with blocks
+    set_aside: tuple[SetAside, ...] = ()  # messages of other copies of the store that lie on volumes of this one
     events: tuple[Event, ...] = ()  # oldest first, the newest EVENT_COUNT_MAX
     # As the pending_deletes, of blocks whose msg_ids count no more: merged ones have them now, or an overwrite took
     # them.
@@ -381,6 +394,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     consumers: tuple[ConsumerRecord, ...] = ()
     expiries: bytes = b""
     missed_end: int = 1
+    lost_blocks: bytes = b""
 
 
 class _StateRecord(msgspec.Struct, frozen=True):
@@ -402,6 +416,8 @@ class _StateRecord(msgspec.Struct, frozen=True):
     time_ns: int = 0
     clock_ns: int = 0
     archives: bytes = b""
+    former: tuple[FormerVolume, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()
 
 
 _DECODER = msgspec.msgpack.Decoder(_StateRecord)
@@ -425,6 +441,7 @@ def _stream_record(state: StreamState) -> _StreamRecord:
         removed=state.removed.encode(),
         expiries=state.expiries.encode(),
         lost=state.lost.encode(),
+        lost_blocks=encode_blocks(state.lost_blocks.rows),
         writers=_writer_records(state.writers),
         consumers=tuple(consumer_record(state.consumers[key]) for key in sorted(state.consumers)),
     )
@@ -454,6 +471,7 @@ def _stream(record: _StreamRecord) -> StreamState:
         removed=ChunkedSet.decode(record.removed),
         expiries=decode_table(record.expiries, EXPIRY_DTYPE, "expiries"),
         lost=SequenceSet.decode(record.lost),
+        lost_blocks=Table.of(decode_blocks(record.lost_blocks, "blocks of lost messages")),
         writers={name: _writer(writer) for name, writer in record.writers.items()},
         consumers=SharedMap((consumer.config.name.casefold(), consumer_of(consumer)) for consumer in record.consumers),
     )

@@ -20,7 +20,7 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.results import Done, Place, Result, refuse, refuse_with
-from storage_core.metadata.state import StoreState, Streams, StreamState
+from storage_core.metadata.state import SET_ASIDE_MAX, StoreState, Streams, StreamState
 from storage_core.raft import rules
 
 
@@ -59,7 +59,13 @@ def change_volumes(state: StoreState, place: Place, time_ns: int, command: Chang
     for stream in state.streams.values():
         if not kept.issuperset(stream.placement):
             refuse(errors.RequirementError, f"stream {stream.name!r} keeps blocks on a volume that would be removed")
-    changed = replace(state, voters=command.voters, volume_change=command.change)
+    changed = replace(
+        state,
+        voters=command.voters,
+        volume_change=command.change,
+        former=state.former if command.former is None else command.former,
+        set_aside=(*state.set_aside, *command.set_aside)[-SET_ASIDE_MAX:],
+    )
     instances = {member.volume_id: member.instance_id for member in state.voters}
     for voter in command.voters:
         if instances.get(voter.volume_id, voter.instance_id) != voter.instance_id:

@@ -331,19 +331,40 @@ class Store(OpenStore):
         return side_by_side.compare(state, self.stream_state(stream, state), self.volumes(), self._env, progress)
 
     def repair(
-        self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        streams: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        accept_loss: bool = False,
+        take_back: bool = False,
+        discard_lost: bool = False,
     ) -> dict[str, Any]:
-        """Bring everything back to current that can be, and declare lost what no volume has any more.
+        """Bring everything back to current that can be, and declare lost what nothing has any more.
 
         Volumes that are blank, missing, retired or damaged get their metadata anew, then every copy of every block of
         these streams (None: all) is read, and bad ones are replaced by good ones. `progress` hears (copies done, copies
-        in all). Returns ok (everything is current, and all damage was repaired), checked_blocks, damage, volumes (what
-        became of those that took no part) and lost.
+        in all).
+
+        Messages that no volume at hand has are not lost while a volume is away, or a disk may come back whose place
+        another one took. `accept_loss` declares them lost all the same. Their blocks are remembered: once a copy is
+        back, `take_back` serves the messages again, under their sequences. `discard_lost` gives up for good what was
+        declared lost by then or set aside, and waits for no former disk any more; their files are unlinked.
+
+        Returns ok (everything is current, all damage was repaired, and nothing waits for a decision), checked_blocks,
+        damage, volumes (what became of those that took no part), lost, unread (whole on no volume at hand, and
+        may_be_on), recoverable (lost, and there again), taken_back, set_aside (messages of another copy of the store).
+        Raises ValueError if only some streams are named with `discard_lost`.
         """
+        from storage_core.store.recovery import take_back as taking_back
         from storage_core.store.recovery.repair import Repair
 
-        repairing = Repair(self.metadata, self._env, self.lock_timeout_s)
-        return notebook.Info(repairing.run(self._known(streams), progress), notebook.check_html)
+        names = self._known(streams)
+        if discard_lost and (names is not None or take_back):
+            raise ValueError("discard_lost: it is for the whole store, and after what can be taken back was")
+        repairing = Repair(self.metadata, self._env, self.lock_timeout_s, accept_loss)
+        if discard_lost:
+            repairing.volumes()
+            taking_back.discard(self.metadata, self.lock_timeout_s)
+        return notebook.Info(repairing.run(names, progress, take_back), notebook.check_html)
 
     def scrub(
         self,

@@ -139,7 +139,11 @@ def test_every_part_of_an_append_is_described() -> None:
     assert tuple(described) == commands.AppendedBlocks.__struct_fields__
 
 
-@pytest.mark.parametrize("part", [commands.Voter, commands.VolumeChange, commands.Event], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "part",
+    [commands.Voter, commands.VolumeChange, commands.FormerVolume, commands.SetAside, commands.Event],
+    ids=lambda one: one.__name__,
+)
 def test_every_key_of_a_part_of_a_command_is_named(part: type[msgspec.Struct]) -> None:
     for field in part.__struct_fields__:
         assert f"`{field}`" in document("log.md"), field

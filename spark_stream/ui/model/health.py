@@ -32,6 +32,10 @@ def _change(problem: Problem) -> str:
     if problem.command == ADOPT:
         return ""
     match problem.command:
+        case "repair", "--take-back", stream:
+            return f"/change/repair?{urlencode({'stream': stream, 'loss': 'take-back'})}"
+        case "repair", "--discard-lost":
+            return f"/change/repair?{urlencode({'loss': 'discard'})}"
         case ("repair" | "scrub" | "maintain") as kind, *streams:
             return f"/change/{kind}?{urlencode({'stream': streams[0]})}" if streams else f"/change/{kind}"
         case "consumer", "reset", stream, consumer:

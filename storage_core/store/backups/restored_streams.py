@@ -166,6 +166,7 @@ def renamed(stream: StreamState, name: str, incarnation: bytes, placed: tuple[by
         placement=placed,
         histories=(),
         origins=(),
+        lost_blocks=Table.of(stream.lost_blocks.rows[:0]),  # whose copies are of another incarnation
         writers=stream.writers if name == stream.name else {},  # nobody has written to a copy
     )
 

@@ -1,13 +1,15 @@
 """What a session writes down about the volumes: which of them failed, and what is new about the others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from storage_core.metadata.commands import ChangeVolumes, Event
 from storage_core.metadata.state import StoreState
 from storage_core.store.ensemble.decision import VolumeStatus
+from storage_core.store.volume import losses
 from storage_core.store.volume.state import VolumeState
+from storage_core.store.volume.volumes import Volume
 
 
 def news_of(
@@ -47,3 +49,20 @@ def retirement(state: StoreState, reasons: Mapping[bytes, str]) -> ChangeVolumes
         for volume_id, reason in reasons.items()
     )
     return ChangeVolumes(voters, state.volume_change, events)
+
+
+def of_older_copies(
+    state: StoreState, statuses: Mapping[bytes, VolumeStatus], volumes: Sequence[Volume]
+) -> ChangeVolumes | None:
+    """Return the command that remembers the disks in whose places older copies of them are; None if none is.
+
+    An older copy is caught up with the log, and then nothing but its blocks would tell: it lacks some that it had.
+    """
+    disks = state.former
+    for volume in volumes:
+        status = statuses.get(volume.volume_id)
+        if status is None or status.state not in (VolumeState.BEHIND, VolumeState.ROLLED_BACK):
+            continue
+        if status.written and losses.lacks_blocks(state, volume):
+            disks = losses.with_former(disks, state, volume.volume_id, str(volume.path))
+    return None if disks == state.former else ChangeVolumes(state.voters, state.volume_change, former=disks)

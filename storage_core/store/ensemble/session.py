@@ -59,7 +59,7 @@ from storage_core.store.ensemble.known import Leadership, Memory
 from storage_core.store.ensemble.log_recovery import decide_by, rewrite, snapshot_body, view_of
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.moving import move
-from storage_core.store.ensemble.news import news_of, retirement
+from storage_core.store.ensemble.news import news_of, of_older_copies, retirement
 from storage_core.store.ensemble.record import Change, Record
 from storage_core.store.ensemble.rounds import Logs, Room, Work, is_failure
 from storage_core.store.ensemble.view import View, moved_on
@@ -349,7 +349,8 @@ class Session:
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
         self._see(positions=positions, term_seen=leadership.term, durable=durable)
         self._memory.lead(leadership)
-        self._write(self._apply(NoOp(), leadership), leadership, frees)
+        opening = of_older_copies(self.state, decision.statuses, self.volumes) or NoOp()
+        self._write(self._apply(opening, leadership), leadership, frees)
         for volume in self.writable:
             if not decision.statuses[volume.volume_id].in_step:
                 self._make_directories(volume)

@@ -22,6 +22,7 @@ def sweep(session: Session) -> None:
     state = session.state
     known = {incarnation for stream in state.streams.values() for incarnation in stream.incarnations}
     known.update(bytes(delete) for delete in state.deletes["incarnation"])
+    known.update(messages.incarnation for messages in state.set_aside)  # of another copy of the store
     for volume in session.writable:
         try:
             unknown = [incarnation for incarnation in volume.blocks.incarnations() if incarnation not in known]

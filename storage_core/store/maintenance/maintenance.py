@@ -16,7 +16,7 @@ import numpy as np
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
 from storage_core.metadata.manifest import id_numbers
-from storage_core.metadata.state import Streams
+from storage_core.metadata.state import Streams, StreamState
 from storage_core.store.ensemble.known import Leadership
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
@@ -122,7 +122,7 @@ class Maintenance:
         index, streams = session.view.index, session.state.streams
         journal = volume.journal
         live = (
-            Placement(index, stream.incarnation, stream.name, stream.blocks.rows)
+            Placement(index, stream.incarnation, stream.name, _rows_to_keep(stream))
             for stream in streams.values()
             if volume.volume_id in stream.placement
         )
@@ -226,6 +226,12 @@ def _sync(blocks: BlockStore, incarnation: bytes | None) -> None:
             blocks.sync(incarnation)
     except FileNotFoundError:
         return
+
+
+def _rows_to_keep(stream: StreamState) -> np.ndarray:
+    """Return the live blocks, and those of lost messages that may come back."""
+    rows, lost = stream.blocks.rows, stream.lost_blocks.rows
+    return np.concatenate((rows, lost[~np.isin(lost["block_id"], rows["block_id"])])) if len(lost) else rows
 
 
 def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:

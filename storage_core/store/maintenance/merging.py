@@ -130,6 +130,8 @@ def due(
     may &= (rows["msg_id_count"] == 0) | (rows["committed_ns"] < now_ns - config.duplicate_window)
     sizes = np.maximum(rows["file_size"], rows["data_size"])
     may &= sizes <= policy.size_max
+    if len(stream.lost_blocks):
+        may &= ~np.isin(rows["block_id"], stream.lost_blocks.rows["block_id"])
     if barred:
         may &= ~np.array([bytes(row) in barred for row in rows["block_id"]])
     levels = np.searchsorted(LEVEL_SIZES, rows["data_size"] + ROW_SIZE * rows["row_count"], side="right")
@@ -161,9 +163,13 @@ def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def _parts(stream: StreamState, rows: np.ndarray) -> np.ndarray:
-    """Return, block by block, which of the stream's incarnations it was written for."""
+    """Return a number for each block; those of one were written for one incarnation, with nothing lost between."""
     ends = [end for _, end in stream.origins]
-    return np.searchsorted(ends, rows["first"], side="right") if ends else np.zeros(len(rows), np.int64)
+    parts = np.searchsorted(ends, rows["first"], side="right") if ends else np.zeros(len(rows), np.int64)
+    lost = stream.lost_blocks.rows
+    if len(lost):  # what is lost may be taken back, so no run goes over it
+        parts = parts + (len(ends) + 1) * np.searchsorted(lost["first"], rows["first"], side="right")
+    return parts
 
 
 def _stretches(mask: np.ndarray, parts: np.ndarray) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.reading.slices import SLICE_DTYPE, BlockSlices, StreamOfSlices, shown_counts
 from storage_core.store.reading.slices import BlockSlice as BlockSlice
 from storage_core.store.reading.slices import CopyPlace as CopyPlace
-from storage_core.store.volume import placement
+from storage_core.store.volume import losses, placement
 from storage_core.store.volume.volumes import Volume
 
 
@@ -90,8 +90,13 @@ def _slices(
     if stream.origins:
         made["written_as"] = np.searchsorted([upto for _, upto in stream.origins], firsts, side="right")
     copies, made["copies"] = _copies(state, stream, rows, volumes)
+    oldest_ns = int(rows["committed_ns"].min()) if len(rows) and state.former else 0
+    disks = tuple(map(str, losses.former(state, stream, oldest_ns))) if state.former else ()
+    if disks:
+        gone_ns = max(disk.gone_ns for disk in state.former)
+        made["may_return"] = rows["committed_ns"] <= gone_ns
     shared = StreamOfSlices(
-        stream.name, state.store_id, stream.incarnation, tuple(stream.incarnations), copies, removed
+        stream.name, state.store_id, stream.incarnation, tuple(stream.incarnations), copies, removed, disks
     )
     return BlockSlices(made, (shared,))
 

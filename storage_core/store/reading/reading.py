@@ -7,7 +7,8 @@ frames. What was found bad is reported with stream, sequences, file and offset, 
 so that it is repaired. Only rows that no copy has are lost; if the block is gone from every volume, the store is asked
 where its messages are now (it was merged), or whether they were removed too long ago (the plan is stale).
 
-What cannot be read is not always lost. A volume that is away may come back with what it has, and an error of the
+What cannot be read is not always lost. A volume that is away may come back with what it has, as may a disk whose place
+another one took (losses.py), and an error of the
 process (os_errors.py) says nothing about any copy. Where another copy serves, neither matters; where none does, the
 read fails, also one that goes on past losses: it would pass over messages that are there.
 """
@@ -38,7 +39,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.successors import Successors
-from storage_core.store.volume import reports, volumes
+from storage_core.store.volume import losses, reports, volumes
 from storage_core.store.volume.block_store import BlockStore
 
 logger = logging.getLogger(__name__)
@@ -48,10 +49,6 @@ Rows = Generator[pa.RecordBatch, None, bool]  # returns whether every row that w
 REMEDY = (
     "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false, in a shell --skip-damage); "
     "`jstream verify` lists all damage"
-)
-COME_BACK = (
-    "that is no loss yet: mount what is away and read again; `jstream repair` looks on every volume, and declares lost "
-    "what none has"
 )
 OPENED_AHEAD_REMOTE = 4  # blocks; the small ones of them are whole in memory, of at most 5 MiB each
 RAISE, SKIP, REPORT = "raise", "skip", "report"  # what a read does about rows that no copy has
@@ -296,7 +293,8 @@ class _Reading:
         away = [failure for failure in failures if failure.is_away]
         bad = [*away, *(failure for failure in failures if failure.is_bad)] or [*failures, _nowhere(self._slice)]
         damage = self._damage(bad[0], first, end, served=False)
-        if bad[0].is_away or self._is_unsure:
+        former = self._slice.former
+        if bad[0].is_away or self._is_unsure or former:
             damage = replace(damage, is_away=True)
         if isinstance(bad[0].error, FileNotFoundError):
             damage = replace(damage, reason=damage.reason + self._why_missing)
@@ -305,10 +303,12 @@ class _Reading:
         others = [str(failure) for failure in bad[1:] if failure.is_bad or failure.is_away]
         if others:
             damage = replace(damage, reason=f"{damage.reason}; nor from other copies: {'; '.join(others)}")
+        if former:
+            damage = replace(damage, reason=f"{damage.reason}; they may be on {', '.join(former)}")
         if self._report is not None:
             self._report(damage)
         if damage.is_away and self._options.on_loss != REPORT:
-            raise UnavailableError(f"{damage}; {COME_BACK}", **damage.fields()) from bad[0].error
+            raise UnavailableError(f"{damage}; {losses.COME_BACK}", **damage.fields()) from bad[0].error
         if self._options.on_loss == RAISE:
             raise DataLossError(f"{damage}; {REMEDY}", **damage.fields()) from bad[0].error
 
@@ -492,8 +492,10 @@ def ask_block(block_slice: BlockSlice, question: Callable[[BlockReader], T], env
     damage = ReadDamage(
         block_slice.stream, str(first.path), first.offset_bytes, block_slice.first, block_slice.end, first.reason + also
     )
-    if first.is_away:
-        raise UnavailableError(f"{damage}; {COME_BACK}", **damage.fields()) from first.error
+    if block_slice.former:
+        damage = replace(damage, reason=f"{damage.reason}; they may be on {', '.join(block_slice.former)}")
+    if first.is_away or block_slice.former:
+        raise UnavailableError(f"{damage}; {losses.COME_BACK}", **damage.fields()) from first.error
     raise DataLossError(str(damage), **damage.fields()) from first.error
 
 

@@ -28,6 +28,7 @@ SLICE_DTYPE = np.dtype(
         ("stream", "<u4"),  # position in BlockSlices.streams
         ("written_as", "<u4"),  # position in the stream's incarnations
         ("copies", "<u4"),  # position in the stream's copies
+        ("may_return", "u1"),  # the stream's former disks may have it
     ]
 )
 MADE_AT_ONCE = 256  # slices made for an iteration before the first of them is asked for
@@ -66,6 +67,7 @@ class BlockSlice:
     removed: bytes  # encoded SequenceSet of [first, end) that is not shown; empty: nothing
     row_count: int  # at most: removals and holes are taken off, filters are not
     byte_size: int  # bytes to read, in proportion
+    former: tuple[str, ...] = ()  # disks that are no volumes any more and may have the block, for people
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -102,6 +104,7 @@ class StreamOfSlices:
     incarnations: tuple[bytes, ...]  # that blocks were written as
     copies: tuple[tuple[CopyPlace, ...], ...]
     removed: SequenceSet  # of all slices
+    former: tuple[str, ...] = ()  # disks that were volumes and may come back, for people
 
     def plain(self, rows: np.ndarray) -> tuple[tuple[Any, ...], np.ndarray]:
         """Return what these rows need of it as plain values, and where in that each row's copies are."""
@@ -111,14 +114,15 @@ class StreamOfSlices:
         if removed:
             removed = removed.clip(int(rows["first"].min()), int(rows["end"].max()))
         encoded = removed.encode() if removed else b""
-        return (self.name, self.store_id, self.incarnation, self.incarnations, copies, encoded), positions
+        plain = (self.name, self.store_id, self.incarnation, self.incarnations, copies, encoded, self.former)
+        return plain, positions
 
     @classmethod
     def of_plain(cls, plain: tuple[Any, ...]) -> "StreamOfSlices":
-        name, store_id, incarnation, incarnations, copies, encoded = plain
+        name, store_id, incarnation, incarnations, copies, encoded, former = plain
         places = tuple(tuple(CopyPlace(*place) for place in listed) for listed in copies)
         removed = SequenceSet.decode(encoded) if encoded else SequenceSet.empty()
-        return cls(name, store_id, incarnation, incarnations, places, removed)
+        return cls(name, store_id, incarnation, incarnations, places, removed, former)
 
 
 class BlockSlices(Sequence[BlockSlice]):
@@ -183,13 +187,14 @@ class BlockSlices(Sequence[BlockSlice]):
 
     def _made(self, row: tuple[Any, ...]) -> BlockSlice:
         """Return the slice of a row."""
-        block_id, digest, file_size, block_first, first, end, row_count, byte_size, at, written_as, copies = row
+        block_id, digest, file_size, block_first, first, end, row_count, byte_size, *places = row
+        at, written_as, copies, may_return = places
         stream = self.streams[at]
         removed = stream.removed.clip(first, end) if stream.removed else stream.removed
         return BlockSlice(
             stream.name, stream.store_id, stream.incarnation, stream.incarnations[written_as], block_id, digest,
             file_size, stream.copies[copies], block_first, first, end, removed.encode() if removed else b"", row_count,
-            byte_size,
+            byte_size, stream.former if may_return else (),
         )  # fmt: skip
 
     # --- as columns

@@ -426,6 +426,7 @@ class _Builder:
             blocks=Table.of(rows),
             removed=removed,
             lost=lost,
+            lost_blocks=_still_remembered(stream, rows),
             message_count=len(shown),
             data_size=_data_size(rows, shown),
             histories=histories,
@@ -488,6 +489,17 @@ class _Builder:
             ends = np.concatenate([hole.ends + first for hole, first in holes])
             removed = removed.union(SequenceSet.from_columns(starts, ends).clip(stream.low_watermark, next_sequence))
         return removed, stream.lost.union(missing)
+
+
+def _still_remembered(stream: StreamState, rows: np.ndarray) -> Table:
+    """Return the blocks of lost messages, but for those whose sequences other blocks have now."""
+    kept = [
+        row["block_id"] in rows["block_id"] or not (
+            (rows["first"] < row["first"] + row["span"]) & (rows["first"] + rows["span"] > row["first"])
+        ).any()
+        for row in stream.lost_blocks.rows
+    ]  # fmt: skip
+    return stream.lost_blocks.keep(np.array(kept, bool))
 
 
 def _origins(copies: Sequence[Copy], next_sequence: int, before: bytes) -> tuple[tuple[bytes, int], ...]:

@@ -31,6 +31,7 @@ from storage_core.metadata.commands import (
     ChangeVolumes,
     Command,
     Event,
+    FormerVolume,
     NoOp,
     RecordHolders,
     VolumeChange,
@@ -48,7 +49,7 @@ from storage_core.store.recovery import rejoin
 from storage_core.store.replicas.copies import copy_block, look
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.replicas.repair_tasks import HELD_PER_ENTRY_MAX
-from storage_core.store.volume import identity, locks, object_probe, placement, probe
+from storage_core.store.volume import identity, locks, losses, object_probe, placement, probe
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
@@ -332,7 +333,8 @@ class Membership:
                     for voter in session.state.voters
                 )
             recorded, events = (None, _done(change)) if step.is_last else (change, ())
-            session.propose(ChangeVolumes(voters, recorded, events))
+            former = _former(session, step.member) if step.kind is StepKind.REMOVE else None
+            session.propose(ChangeVolumes(voters, recorded, events, former))
 
         self._session_with_change(take)
 
@@ -482,6 +484,15 @@ def _volume_id(state: StoreState, name: str) -> bytes:
             return voter.volume_id
     volume_ids = ", ".join(voter.volume_id.hex() for voter in state.voters)
     raise ValueError(f"volumes: {name!r} is none of the store's: {volume_ids}")
+
+
+def _former(session: Session, volume_id: bytes) -> tuple[FormerVolume, ...] | None:
+    """Return the disks that may come back when a volume goes, which keeps its files; None: as before."""
+    voter = session.state.voter(volume_id)
+    if voter is None or voter.learner:
+        return None
+    path = next((str(volume.path) for volume in session.volumes if volume.volume_id == volume_id), voter.path)
+    return losses.with_former(session.state.former, session.state, volume_id, path)
 
 
 def _done(change: VolumeChange) -> tuple[Event, ...]:

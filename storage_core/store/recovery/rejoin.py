@@ -21,16 +21,18 @@ from pathlib import Path
 import msgspec
 
 from storage_core.errors import CorruptionError, RequirementError, StorageError, VolumeFailedError
-from storage_core.metadata.commands import ChangeVolumes, Event, Voter
+from storage_core.metadata.commands import ChangeVolumes, Event, FormerVolume, SetAside, Voter
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.os_errors import of_volume, raise_if_of_process
 from storage_core.raft.entry import EntryId
 from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
+from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.volume import identity, locks, log, placement_journal, probe, reports, reserve, volumes
+from storage_core.store.recovery import foreign
+from storage_core.store.volume import identity, locks, log, losses, placement_journal, probe, reports, reserve, volumes
 from storage_core.store.volume.identity import OWNERS, STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
 from storage_core.store.volume.log_contents import Position
@@ -84,6 +86,10 @@ def absent(session: Session) -> list[VolumeToRejoin]:
         elif volume.identity is None:
             reason = f"{volume.path} holds no volume" if volume.is_blank else volume.reason
             result.append(VolumeToRejoin(volume, volume.state, reason))
+        elif volume.identity.instance_id != voter.instance_id:  # also where this process has not read its log
+            ours, theirs = voter.instance_id.hex()[:8], volume.identity.instance_id.hex()[:8]
+            reason = f"{volume.path} is instance {theirs} of the volume, not {ours}"
+            result.append(VolumeToRejoin(volume, VolumeState.FOREIGN, reason))
         else:
             result.append(VolumeToRejoin(volume, status.state, status.reason))
     return result
@@ -99,8 +105,8 @@ def make_directory(absent_volume: VolumeToRejoin, settings: StoreSettings, env: 
     try:
         if not env.files.is_directory(path.parent):
             raise RequirementError(
-                f"{path} is gone, and so is {path.parent}: mount the disk, or give the volume another place with "
-                "`jstream cluster volume replace`"
+                f"{path} is gone, and so is {path.parent}: {losses.bring_back(path)}, or give the "
+                "volume another place with `jstream cluster volume replace`"
             )
         env.files.make_directory(path)
         env.files.share_directory(path, settings.is_shared)
@@ -125,8 +131,11 @@ def rejoin(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
         VolumeIdentity(session.state.store_id, volume.volume_id, env.new_id(), env.now_ns()),
         files=env.files,
     )
+    is_other_copy = _is_of_another_copy(session, absent_volume)
+    more = foreign.messages_of(session.state, volume) if is_other_copy else []
+    waits_for = _former(session, volume)
     try:
-        position = prepare(session, made, env, set_aside=_is_of_another_copy(session, absent_volume))
+        position, aside = prepare(session, made, env, set_aside=is_other_copy)
     except OSError as error:
         raise_if_of_process(error)
         raise of_volume(error, f"{volume.path} could not be made anew: {error}") from error
@@ -137,9 +146,42 @@ def rejoin(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
             f"it was {absent_volume.state}: {absent_volume.reason}" if absent_volume.reason else absent_volume.state
         )
         events = (Event("rejoined", "", "", volume.name, absent_volume.state, VolumeState.CURRENT, reason),)
-    command = ChangeVolumes(_with_instance(session.state, made, session.volumes), session.state.volume_change, events)
+    set_aside = tuple(msgspec.structs.replace(messages, directory=aside) for messages in more)
+    events += tuple(_lost(messages, volume) for messages in set_aside)
+    voters = _with_instance(session.state, made, session.volumes)
+    command = ChangeVolumes(voters, session.state.volume_change, events, waits_for, set_aside)
     session.admit(made, position, command)
     return made
+
+
+def _former(session: Session, volume: Volume) -> tuple[FormerVolume, ...]:
+    """Return the disks that may come back when this one takes part from here on.
+
+    Its former instance is another disk if the directory lacks blocks that it had: an empty directory is where a disk
+    may not be mounted. One that comes back with all that it may have had is not waited for any more.
+    """
+    state, voter = session.state, session.state.voter(volume.volume_id)
+    instance_id = volume.identity.instance_id if volume.identity is not None else b""
+    disks = state.former
+    if voter is None or instance_id != voter.instance_id:  # else it has taken part, and got blocks from the others
+        disks = tuple(
+            disk
+            for disk in disks
+            if disk.instance_id != instance_id or losses.lacks_blocks(state, volume, disk.gone_ns)
+        )
+    if voter is None or voter.learner or not losses.lacks_blocks(state, volume):
+        return disks
+    return losses.with_former(disks, state, volume.volume_id, str(volume.path))
+
+
+def _lost(messages: SetAside, volume: Volume) -> Event:
+    sequences = SequenceSet.decode(messages.sequences)
+    after = f"{len(sequences)} messages: {losses.ranges_text(sequences)}"
+    reason = (
+        f"another copy of the store had them; its log is in {messages.directory}, their blocks are kept until `jstream "
+        "repair --discard-lost`"
+    )
+    return Event("lost", messages.stream, volume=volume.name, after=after, reason=reason)
 
 
 def _is_of_another_copy(session: Session, absent_volume: VolumeToRejoin) -> bool:
@@ -176,13 +218,13 @@ def _check(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
     strange = sorted(name for name in names.difference(_OURS) if not name.startswith(SET_ASIDE_PREFIX))
     if volume.identity is None and strange:
         raise RequirementError(
-            f"{path} holds things that are no part of a volume ({', '.join(strange[:5])}): it is left alone. Is the "
-            "disk mounted?"
+            f"{path} holds things that are no part of a volume ({', '.join(strange[:5])}): it is left alone; if it is "
+            f"not that of the volume, {losses.bring_back(path)}"
         )
 
 
-def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = False) -> Position:
-    """Write all metadata files of a volume, its identity last; return where its log goes on.
+def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = False) -> tuple[Position, str]:
+    """Write all metadata files of a volume, its identity last; return where its log goes on, and where old files are.
 
     `set_aside`: the old files hold a history of their own, and are kept, the journal of placements with them. Raises
     OSError, CorruptionError.
@@ -191,8 +233,9 @@ def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = 
     files, path, leadership = env.files, made.path, session.lead()
     view = session.view
     meta = path / log.DIRECTORY
+    aside = None
     if set_aside:  # while it is still known for what it is
-        put_aside(path, env, also=(placement_journal.FILE_NAME,), mark=FOREIGN_NAME)
+        aside = put_aside(path, env, also=(placement_journal.FILE_NAME,), mark=FOREIGN_NAME)
     _remove_identity(path, env)
     files.share_directory(path, view.state.settings.is_shared)
     for directory in (meta, path / STREAMS):
@@ -214,7 +257,7 @@ def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = 
         raise CorruptionError(f"{meta} does not read as it was just written: {contents.damage or contents.bad}")
     files.sync_directory(path)
     creation.write_identity(made, env)
-    return position
+    return position, aside.name if aside is not None else ""
 
 
 def _remove_identity(path: Path, env: Environment) -> None:

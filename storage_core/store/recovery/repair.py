@@ -1,7 +1,9 @@
 """Repair: everything brought back to current that can be, and what is lost declared so.
 
     volumes     those that take no part get their metadata anew (rejoin.py), and damaged metadata files are replaced
-    blocks      every copy is read, bad ones are replaced (repair_tasks.py), what nobody has is declared lost
+    blocks      every copy is read, bad ones are replaced (repair_tasks.py), what nothing has is declared lost; what may
+                come back on a disk that is away is left alone, unless the loss was accepted (losses.py)
+    lost ones   of which a copy came back are said, and taken back if that was asked for (take_back.py)
     the rest    damage reports of what is whole now go, leftovers of killed repairs go, index.db is written
 
 It reads without a lock, and writes in sessions of bounded length, between which others write; so it may take as long as
@@ -9,21 +11,22 @@ it takes. Ended anywhere, the next one resumes with what is left.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storage_core.errors import StorageError
-from storage_core.metadata.commands import Event, NoOp, RecordEvents
+from storage_core.metadata.commands import Event, NoOp, RecordEvents, SetAside
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.recovery import rejoin
+from storage_core.store.recovery import rejoin, take_back
 from storage_core.store.recovery.membership import resume_quietly
 from storage_core.store.recovery.rejoin import VolumeToRejoin
+from storage_core.store.recovery.take_back import Recoverable
 from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.repair_tasks import Outcome, RepairTask, carry_out
 from storage_core.store.replicas.verification import (
@@ -53,6 +56,10 @@ class _Progress:
     damage: list[Damage] = field(default_factory=list)
     volumes: list[dict[str, object]] = field(default_factory=list)
     lost: dict[str, SequenceSet] = field(default_factory=dict)  # by stream
+    unread: dict[tuple[str, tuple[str, ...]], SequenceSet] = field(
+        default_factory=dict
+    )  # by stream, and where it may be
+    taken_back: dict[str, SequenceSet] = field(default_factory=dict)  # by stream
     checked: int = 0
     whole: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # (written as, block, volume): whole now
     repaired: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # those of them that were not before
@@ -61,18 +68,21 @@ class _Progress:
 class Repair:
     """One repair of a store."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
+    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, accept_loss: bool = False) -> None:
+        """`accept_loss`: what no volume at hand has is declared lost, though a disk that is away may have it."""
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
+        self._accept_loss = accept_loss
         self._seen = _Progress()
         self._afresh: set[bytes] = set()  # volumes whose disk failed before: read past the page cache
         self._tasks: list[RepairTask] = []
         self._waiting_size = 0  # bytes of the copies that they ask for
         self._noted: dict[tuple[bytes, bytes], list[Damage]] = {}  # of those tasks, by (incarnation, block)
 
-    def run(self, names: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
+    def run(self, names: Sequence[str] | None, progress: Progress | None, takes_back: bool = False) -> dict[str, Any]:
         """Repair the volumes, then the blocks of these streams (None: all); return the report.
 
-        Raises NotFoundError, NoQuorumError, StoreBusyError, and what else a session raises.
+        `takes_back`: messages that were declared lost, and of which a copy came back, are served again. Raises
+        NotFoundError, NoQuorumError, StoreBusyError, and what else a session raises.
         """
         self.volumes()
         why = resume_quietly(self._metadata, self._env, self._lock_timeout_s)
@@ -80,9 +90,14 @@ class Repair:
             place = self._metadata.label
             self._seen.damage.append(Damage("", "", place, 0, 0, 0, f"a change of volumes does not go on: {why}"))
         self._metadata_files()
+        recoverable = take_back.look_for(self._metadata, self._env, self._lock_timeout_s, names)
+        if takes_back and recoverable:
+            self._seen.taken_back = take_back.carry_out(self._metadata, self._lock_timeout_s, recoverable)
+            recoverable = []
         self.blocks(names, progress)
         self.sweep(names)
-        return self._report()
+        take_back.tell(self._metadata, self._lock_timeout_s, recoverable)
+        return self._report(recoverable)
 
     # --- volumes
 
@@ -229,7 +244,7 @@ class Repair:
         while self._tasks:
             part = self._next_part()
             with self._metadata.session(self._lock_timeout_s) as session:
-                for outcome in carry_out(session, part, self._env, declare_lost=True):
+                for outcome in carry_out(session, part, self._env, True, self._accept_loss):
                     self._note(outcome, indexes)
         self._waiting_size = 0
 
@@ -259,6 +274,9 @@ class Repair:
         if outcome.lost:
             known = self._seen.lost.get(block.stream, SequenceSet.empty())
             self._seen.lost[block.stream] = known.union(outcome.lost)
+        if outcome.unread:
+            key = (block.stream, outcome.places)
+            self._seen.unread[key] = self._seen.unread.get(key, SequenceSet.empty()).union(outcome.unread)
 
     # --- the end
 
@@ -274,24 +292,48 @@ class Repair:
                         except OSError as error:
                             logger.warning("%s: leftovers of repairs: %s", volume.path, error)
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self, recoverable: Sequence[Recoverable]) -> dict[str, Any]:
         seen = self._seen
         view = self._metadata.view(self._lock_timeout_s)
         left = absent_volumes(view.state, self._metadata, self._lock_timeout_s)
         noted_volumes = {damage.volume for damage in seen.damage if not damage.stream}
         seen.damage.extend(damage for damage in left if damage.volume not in noted_volumes)
-        ok = not left and all(damage.repaired for damage in seen.damage)
+        ok = not left and not seen.unread and not recoverable and all(damage.repaired for damage in seen.damage)
         return {
             "ok": ok,
             "checked_blocks": seen.checked,
             "damage": [damage.to_json() for damage in seen.damage],
             "volumes": seen.volumes,
-            "lost": [
-                {"stream": name, "first": first, "end": end}
-                for name, lost in sorted(seen.lost.items())
-                for first, end in lost.ranges()
+            "lost": _ranges(seen.lost),
+            "unread": [
+                {"stream": name, "first": first, "end": end, "may_be_on": list(places)}
+                for (name, places), sequences in sorted(seen.unread.items())
+                for first, end in sequences.ranges()
             ],
+            "recoverable": [place for found in recoverable for place in found.to_json()],
+            "taken_back": _ranges(seen.taken_back),
+            "set_aside": [set_aside_json(messages) for messages in view.state.set_aside],
         }
+
+
+def set_aside_json(messages: SetAside) -> dict[str, Any]:
+    """Return messages of another copy of the store, whose log was set aside, as JSON has them."""
+    sequences = SequenceSet.decode(messages.sequences)
+    return {
+        "stream": messages.stream,
+        "volume": messages.volume_id.hex(),
+        "directory": messages.directory,
+        "messages": len(sequences),
+        "ranges": [list(lost) for lost in sequences.ranges()],
+    }
+
+
+def _ranges(by_stream: Mapping[str, SequenceSet]) -> list[dict[str, Any]]:
+    return [
+        {"stream": name, "first": first, "end": end}
+        for name, sequences in sorted(by_stream.items())
+        for first, end in sequences.ranges()
+    ]
 
 
 def _named(state: StoreState, names: Sequence[str] | None) -> list[StreamState]:

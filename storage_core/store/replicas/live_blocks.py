@@ -23,6 +23,7 @@ class LiveBlock:
     end: int  # sequences [first, end)
     row_count: int
     data_size: int  # message bytes
+    committed_ns: int  # time of the entry that named it
     held_by: tuple[bytes, ...]  # volumes of which the manifest says that they have it
     expected: BlockExpectation
 
@@ -42,16 +43,16 @@ class LiveBlock:
 def live_blocks(state: StoreState, stream: StreamState, rows: np.ndarray | None = None) -> list[LiveBlock]:
     """Return the blocks of these rows of the manifest; None: all."""
     rows = stream.blocks.rows if rows is None else rows
-    names = ("block_id", "digest", "first", "span", "row_count", "file_size", "data_size", "holders")
+    names = ("block_id", "digest", "first", "span", "row_count", "file_size", "data_size", "committed_ns", "holders")
     blocks = []
-    for block_id, digest, first, span, row_count, file_size, data_size, mask in zip(
+    for block_id, digest, first, span, row_count, file_size, data_size, committed_ns, mask in zip(
         *(rows[name].tolist() for name in names), strict=True
     ):
         written_as = stream.written_as(first)
         expected = BlockExpectation(state.store_id, written_as, block_id, digest, file_size)
         blocks.append(
             LiveBlock(
-                stream.name, stream.incarnation, written_as, first, first + span, row_count, data_size,
+                stream.name, stream.incarnation, written_as, first, first + span, row_count, data_size, committed_ns,
                 holders(stream, mask), expected,
             )
         )  # fmt: skip
@@ -68,7 +69,7 @@ def new_block(store_id: bytes, stream: StreamState, row: np.void, held_by: tuple
     first = int(row["first"])
     return LiveBlock(
         stream.name, stream.incarnation, stream.incarnation, first, first + int(row["span"]), int(row["row_count"]),
-        int(row["data_size"]), held_by, expected_of(store_id, stream.incarnation, row),
+        int(row["data_size"]), int(row["committed_ns"]), held_by, expected_of(store_id, stream.incarnation, row),
     )  # fmt: skip
 
 

@@ -22,8 +22,9 @@ from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import CopyDefect, copy_block, look
 from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
+from storage_core.store.volume import losses
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.volume.placement import is_recorded, read_volumes
+from storage_core.store.volume.placement import read_volumes
 from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class Outcome:
     repaired: list[bytes] = field(default_factory=list)  # volumes
     left: dict[bytes, str] = field(default_factory=dict)  # volumes whose copy is as bad as before: why
     lost: SequenceSet = field(default_factory=SequenceSet.empty)  # declared lost
+    unread: SequenceSet = field(default_factory=SequenceSet.empty)  # whole nowhere, and not declared lost
+    places: tuple[str, ...] = ()  # where those may be
 
 
 def still_live(state: StoreState, blocks: Iterable[LiveBlock]) -> dict[tuple[bytes, bytes], LiveBlock]:
@@ -67,16 +70,20 @@ def still_live(state: StoreState, blocks: Iterable[LiveBlock]) -> dict[tuple[byt
 
 
 def carry_out(
-    session: Session, tasks: Sequence[RepairTask], env: Environment, declare_lost: bool = False
+    session: Session,
+    tasks: Sequence[RepairTask],
+    env: Environment,
+    declare_lost: bool = False,
+    accept_loss: bool = False,
 ) -> list[Outcome]:
     """Replace bad copies by good ones, and write that down; return what became of each.
 
-    `declare_lost`: messages that no volume has are given up. Only somebody who asks for a repair may say so: until then
-    readers are told what they miss.
+    `declare_lost`: messages that nothing has any more are given up. Only somebody who asks for a repair may say so:
+    until then readers are told what they miss. `accept_loss`: also those that may come back (losses.py).
     Raises what a session raises; copies that were made by then are good, and are found so the next time.
     """
     live = still_live(session.state, [task.block for task in tasks])
-    repairing = _RepairSession(session, env, declare_lost)
+    repairing = _RepairSession(session, env, declare_lost, accept_loss)
     outcomes = []
     for task in tasks:
         block = live.get((task.block.incarnation, task.block.block_id))
@@ -94,8 +101,9 @@ def carry_out(
 class _RepairSession:
     """What is done in one session, and what there is to write down of it."""
 
-    def __init__(self, session: Session, env: Environment, declare_lost: bool) -> None:
-        self._session, self._env, self._declare_lost = session, env, declare_lost
+    def __init__(self, session: Session, env: Environment, declare_lost: bool, accept_loss: bool) -> None:
+        self._session, self._env = session, env
+        self._declare_lost, self._accept_loss = declare_lost, accept_loss
         self._held: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)  # (incarnation, volume): blocks
         self._events: dict[tuple[str, bytes], list[Event]] = defaultdict(list)  # (stream, volume)
         self._lost: dict[bytes, SequenceSet] = {}  # by incarnation
@@ -209,11 +217,14 @@ class _RepairSession:
         self, stream: StreamState, block: LiveBlock, lost: SequenceSet, unread: set[str], outcome: Outcome,
         task: RepairTask,
     ) -> None:  # fmt: skip
-        """Declare messages lost that no volume has, if all that could have them were asked."""
-        absent = [*self._absent(stream), *sorted(unread)]
-        if absent or not self._declare_lost:
-            why = f"sequences {lost.ranges_head(3)} are whole nowhere; "
-            why += f"they may still be on {', '.join(absent)}" if absent else "a repair gives them up"
+        """Declare messages lost that no copy at hand has, if nothing else may have them, or that was accepted."""
+        state = self._session.state
+        places = [str(place) for place in losses.places(state, stream, self._session.volumes, block.committed_ns)]
+        places += sorted(unread)
+        if not self._declare_lost or (places and not self._accept_loss):
+            outcome.unread, outcome.places = stream.removed.left_of(lost), tuple(places)
+            why = f"sequences {losses.ranges_text(lost)} are whole on no volume at hand; "
+            why += f"they may be on {', '.join(places)}" if places else "a repair gives them up"
             for volume_id in task.wrong:
                 outcome.left.setdefault(volume_id, why)
             return
@@ -222,17 +233,10 @@ class _RepairSession:
         self._lost[stream.incarnation] = self._lost.get(stream.incarnation, SequenceSet.empty()).union(lost)
         self._lost_size[stream.incarnation] += block.data_size * len(shown) // max(1, block.row_count)
         wrong = next((defects[0] for defects in task.wrong.values() if defects), None)
-        self._why_lost.setdefault(stream.incarnation, wrong.reason if wrong is not None else "no copy is left")
-
-    def _absent(self, stream: StreamState) -> list[str]:
-        """Return the volumes of the placement that cannot be asked now."""
-        at_hand = {volume.volume_id: volume for volume in self._session.volumes}
-        absent = []
-        for volume_id in stream.placement:
-            volume, voter = at_hand.get(volume_id), self._session.state.voter(volume_id)
-            if volume is None or voter is None or not (voter.learner or is_recorded(self._session.state, volume)):
-                absent.append(f"volume {volume_id.hex()}" + (f" ({volume.path})" if volume is not None else ""))
-        return absent
+        why = wrong.reason if wrong is not None else "no copy is left"
+        if places:
+            why += f"; the loss was accepted, though they may be on {', '.join(places)}"
+        self._why_lost.setdefault(stream.incarnation, why)
 
     def write_down(self) -> None:
         """Say in the metadata what was lost, what volumes hold now, and what was repaired."""

@@ -26,11 +26,13 @@ from storage_core.metadata.commands import ids_of_voters
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
+from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.decision import NOT_A_VOLUME, VolumeStatus
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
-from storage_core.store.volume import log, reports
+from storage_core.store.volume import log, losses, reports
+from storage_core.store.volume.losses import Unread
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -213,6 +215,30 @@ class Survey:
         sizes, verified_ns = self._held(stream, stream.placement[position])
         whole = (sizes == rows["file_size"]) & (verified_ns >= 0)
         return BlockCopies(sizes, verified_ns, whole, (rows["holders"] >> np.uint32(position)) & np.uint32(1) == 1)
+
+    def unread(self, stream: StreamState) -> list[Unread]:
+        """Return what of a stream no volume at hand has, and where it may be; nothing is read for it."""
+        whole = [self.block_copies(stream, position).whole for position in range(len(stream.placement))]
+        return losses.unread(self.view.state, stream, self.volumes, whole)
+
+    def recoverable(self, stream: StreamState) -> tuple[SequenceSet, list[bytes]]:
+        """Return the messages that were declared lost and seem to be there again, and the volumes that have them.
+
+        By names and sizes, and what was read last: of blocks that lost all they had. A repair reads them.
+        """
+        rows = stream.lost_blocks.rows
+        rows = rows[~np.isin(rows["block_id"], stream.blocks.rows["block_id"])] if len(rows) else rows
+        sequences, holders = SequenceSet.empty(), []
+        for volume in self.volumes if len(rows) else ():
+            there = np.zeros(len(rows), bool)
+            for incarnation in stream.incarnations:
+                sizes, verified_ns = self._look(volume.volume_id, incarnation, rows["block_id"].tobytes())
+                there |= (sizes == rows["file_size"]) & (verified_ns >= 0)
+            if there.any():
+                found = SequenceSet.from_columns(rows["first"][there], (rows["first"] + rows["span"])[there])
+                sequences = sequences.union(found.intersection(stream.lost))
+                holders.append(volume.volume_id)
+        return sequences, holders
 
     def _held(self, stream: StreamState, volume_id: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return for each live block its size on a volume, -1 if it is not there, and when it was read last.

@@ -3,6 +3,8 @@
 Tasks that outlive their job's abort, losing attempts and killed drivers leave blocks behind. What becomes of a block
 is decided by its transaction, which its header names: one that is decided names no more blocks, and one that has been
 open for longer than a transaction is remembered is aborted first, by an entry, so that it cannot be committed later.
+Blocks of lost messages are named. Where messages of another copy of the store lie, whose log was set aside, nothing
+of their stream is an orphan until they are discarded.
 """
 
 import logging
@@ -26,8 +28,10 @@ def sweep(session: Session, env: Environment) -> None:
     """Unlink the orphans of every stream on every volume. Under the store's lock."""
     for volume in session.writable:
         try:
+            aside = {each.incarnation for each in session.state.set_aside if each.volume_id == volume.volume_id}
             for stream in list(session.state.streams.values()):
-                _sweep(session, volume.blocks, stream, env)
+                if not aside.intersection(stream.incarnations):
+                    _sweep(session, volume.blocks, stream, env)
         except OSError as error:
             logger.warning("%s: orphans: %s", volume.path, error)
             if says_broken(error):
@@ -51,7 +55,8 @@ def _sweep(session: Session, blocks: BlockStore, stream: StreamState, env: Envir
 
 def _unnamed(state: StoreState, stream: StreamState, block_ids: Iterable[bytes]) -> list[bytes]:
     """Return those of the blocks that neither the manifest nor a delete names."""
-    named = {bytes(row) for row in (*stream.blocks.rows["block_id"], *state.deletes["block_id"])}
+    tables = (stream.blocks.rows, stream.lost_blocks.rows, state.deletes)
+    named = {bytes(row) for rows in tables for row in rows["block_id"]}
     return [block_id for block_id in block_ids if block_id not in named]
 
 

@@ -78,7 +78,7 @@ def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
         "unlinked", "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost",
         "record_events", "record_holders", "prepare_streams", "restore_streams", "add_consumer", "delete_consumer",
         "pause_consumer", "deliver", "acknowledge", "move_consumer", "record_consumer_events", "advance_consumers",
-        "take_consumer", "merge_blocks", "edit_store",
+        "take_consumer", "merge_blocks", "edit_store", "take_back", "discard_lost",
     }  # fmt: skip
 
 

@@ -33,11 +33,13 @@ from storage_core.metadata.commands import (
     DeleteConsumer,
     DeleteStream,
     Deliver,
+    DiscardLost,
     EditStore,
     EditStream,
     Envelope,
     Event,
     ForgetTransactions,
+    FormerVolume,
     Init,
     MergeBlocks,
     MoveConsumer,
@@ -50,6 +52,8 @@ from storage_core.metadata.commands import (
     RecordHolders,
     Remove,
     RestoreStreams,
+    SetAside,
+    TakeBack,
     TakeConsumer,
     TakeOver,
     Unlinked,
@@ -73,8 +77,14 @@ OTHER_VOLUME, THIRD, NEW = b"W" * 16, b"3" * 16, b"4" * 16
 EVENT = Event("repaired", "ORDERS", volume=VOLUME.hex(), reason="a frame was damaged", time_ns=5)
 
 
+FORMER = FormerVolume(VOLUME, b"K" * 16, "/disk", 40)
+
+
 def some(*sequences: int) -> bytes:
     return SequenceSet.from_sequences(sequences).encode()
+
+
+SET_ASIDE = SetAside(VOLUME, "meta-1", "ORDERS", THIRD, some(7, 8))
 
 
 def lived() -> History:
@@ -89,6 +99,8 @@ def lived() -> History:
     history.apply(AddConsumer(ONE, ConsumerConfig(name="reader", filter_subjects=("ORDERS.>",)), 1))
     history.apply(Deliver(ONE, "reader", 1, 5, some(1, 4), 20_000))
     history.apply(PrepareStreams((THIRD,), 30_000))
+    history.apply(DeclareLost(ONE, some(11, 12), 20, "no copy is left"))
+    history.apply(ChangeVolumes(history.state.voters, None, (), (FORMER,), (SET_ASIDE,)))
     return history
 
 
@@ -115,7 +127,7 @@ def commands(history: History) -> list[Command]:
     return [
         NoOp(),
         TakeOver("there", "other", "it was down"),
-        ChangeVolumes((*history.state.voters, added), change, (EVENT,)),
+        ChangeVolumes((*history.state.voters, added), change, (EVENT,), (FORMER,), (SET_ASIDE,)),
         EditStore(StoreSettings(max_streams=50, stream_defaults={"L*": {"max_msgs": 5}})),
         AddStream(NEW, config("NEW", max_msgs=5), (VOLUME,)),
         EditStream(ONE, restored(history.stream().config, description="new", metadata={"a": "b"})),
@@ -129,6 +141,8 @@ def commands(history: History) -> list[Command]:
         Abort(transaction(8)),
         Remove(ONE, some(1, 6), 20, low_watermark=4, reason="purge"),
         DeclareLost(ONE, some(5), 10, "no copy is left"),
+        TakeBack(ONE, some(11), 10),
+        DiscardLost(),
         Unlinked((ONE + b"B" * 16, THIRD + bytes(16))),
         ForgetTransactions(900),
         merge(history),
@@ -174,7 +188,7 @@ def test_there_is_one_of_every_kind_and_each_is_carried_out() -> None:
     assert [step(history.state, encode_envelope(Envelope(20_000, one))) for one in tried] == ["applied"] * len(tried)
 
 
-@pytest.mark.parametrize("place", range(31))
+@pytest.mark.parametrize("place", range(33))
 def test_a_forged_command_leaves_a_state_whose_invariants_hold(place: int) -> None:
     history = lived()
     state, command = (StoreState(), INIT) if place == 0 else (history.state, commands(history)[place - 1])

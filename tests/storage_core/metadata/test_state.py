@@ -12,7 +12,7 @@ import pytest
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata import state as state_module
-from storage_core.metadata.commands import Event, QueryStart, VolumeChange, Voter
+from storage_core.metadata.commands import Event, FormerVolume, QueryStart, SetAside, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
@@ -58,6 +58,7 @@ def full_state() -> StoreState:
             query_start=QueryStart(7, "startingOffsets=latest"),
             generation=3,
             done=SequenceSet.from_ranges([(5, 7)]),
+            missed=SequenceSet.from_ranges([(7, 8)]),
         )
         for name in ("Reader", "another")
     }
@@ -82,6 +83,7 @@ def full_state() -> StoreState:
             consumers=SharedMap(consumers),
             expiries=table(EXPIRY_DTYPE, 1),
             missed_end=4,
+            lost_blocks=table(BLOCK_DTYPE, 1),
         )
     return StoreState(
         store_id=b"S" * 16,
@@ -100,6 +102,8 @@ def full_state() -> StoreState:
         clock_ns=11,
         writers={"job": WriterState("", "", (), SharedMap({"x": BatchResult(5, 5, 0, b"c" * 16)}))},
         volume_change=VolumeChange("replace", (b"W" * 16,), (b"V" * 16,), 77),
+        former=(FormerVolume(b"V" * 16, b"J" * 16, "/v", 76),),
+        set_aside=(SetAside(b"V" * 16, "meta-1", "aa", b"Q" * 16, SequenceSet.from_ranges([(6, 9)]).encode()),),
         events=(Event("retired", "S", "C", "5656", "before", "after", "why", 78), Event("repaired", time_ns=79)),
     )
 

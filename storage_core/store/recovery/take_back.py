@@ -1,0 +1,113 @@
+"""Taking back: lost messages of which a volume has a copy again are served under their numbers.
+
+The metadata remembers the blocks that lost messages were in (`StreamState.lost_blocks`), and nobody unlinks their
+files. A copy that came back with a disk is read from end to end here: what is whole in it on any volume can be taken
+back. One entry makes the block live again; the repair that goes on from there copies it to the other volumes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage_core.chunked_set import ChunkedSet
+from storage_core.metadata.commands import DiscardLost, Event, RecordEvents, TakeBack
+from storage_core.metadata.manifest import Table
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.environment import Environment
+from storage_core.store.replicas.copies import look
+from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
+from storage_core.store.volume.losses import ranges_text
+from storage_core.store.volume.placement import read_volumes
+from storage_core.store.volume.volumes import Volume
+
+
+@dataclass(frozen=True, slots=True)
+class Recoverable:
+    """Lost messages of one block that were read from a copy just now."""
+
+    block: LiveBlock
+    sequences: SequenceSet
+    volumes: tuple[str, ...]  # in hex
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {"stream": self.block.stream, "first": first, "end": end, "volumes": list(self.volumes)}
+            for first, end in self.sequences.ranges()
+        ]
+
+
+def look_for(
+    metadata: Metadata, env: Environment, lock_timeout_s: float, names: Sequence[str] | None
+) -> list[Recoverable]:
+    """Return the lost messages of these streams (None: of all) that a volume at hand has. Reads what was lost alone."""
+    state = metadata.view(lock_timeout_s).state
+    volumes = metadata.volumes()
+    return [
+        found
+        for stream in state.streams.values()
+        if len(stream.lost_blocks) and (names is None or stream.name in names)
+        for found in _of_stream(state, stream, volumes)
+    ]
+
+
+def _of_stream(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> list[Recoverable]:
+    rows = stream.lost_blocks.rows
+    # As if nothing had been lost: what a copy lacks is then missed.
+    unlost = ChunkedSet.of(stream.removed.whole().difference(stream.lost))
+    whole = replace(stream, removed=unlost, lost=SequenceSet.empty(), lost_blocks=Table.of(rows[:0]))
+    found = []
+    for block in live_blocks(state, stream, rows):
+        lost = stream.lost.clip(block.first, block.end)
+        sequences, holders = SequenceSet.empty(), []
+        for volume in read_volumes(state, stream, volumes):
+            defects = look(block, volume.blocks, whole)
+            there = lost.difference(SequenceSet.from_ranges([(defect.first, defect.end) for defect in defects]))
+            if there:
+                sequences = sequences.union(there)
+                holders.append(volume.name)
+        if sequences:
+            found.append(Recoverable(block, sequences, tuple(holders)))
+    return found
+
+
+def carry_out(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> dict[str, SequenceSet]:
+    """Make these messages live again; return them by stream. Raises LimitExceededError, and what a session raises."""
+    taken: dict[str, SequenceSet] = {}
+    with metadata.session(lock_timeout_s) as session, session.group():
+        for found in recoverable:
+            block = found.block
+            data_size = block.data_size * len(found.sequences) // max(1, block.row_count)
+            session.propose(TakeBack(block.incarnation, found.sequences.encode(), data_size))
+            taken[block.stream] = taken.get(block.stream, SequenceSet.empty()).union(found.sequences)
+    return taken
+
+
+def tell(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> None:
+    """Write down that copies of lost messages came back, where the newest event about that says something else."""
+    by_stream: dict[str, SequenceSet] = {}
+    for found in recoverable:
+        by_stream[found.block.stream] = by_stream.get(found.block.stream, SequenceSet.empty()).union(found.sequences)
+    if not by_stream:
+        return
+    with metadata.session(lock_timeout_s) as session:
+        events = []
+        for name, sequences in by_stream.items():
+            after = f"{len(sequences)} messages: {ranges_text(sequences)}"
+            last = next((event for event in reversed(session.state.events) if _speaks_of_lost(event, name)), None)
+            if last is None or (last.kind, last.after) != ("recoverable", after):
+                reason = "a copy of what was declared lost came back; `jstream repair --take-back` serves it again"
+                events.append(Event("recoverable", name, after=after, reason=reason))
+        if events:
+            session.propose(RecordEvents(tuple(events)))
+
+
+def _speaks_of_lost(event: Event, stream: str) -> bool:
+    return event.stream == stream and event.kind in ("lost", "recoverable", "taken_back", "discarded")
+
+
+def discard(metadata: Metadata, lock_timeout_s: float) -> None:
+    """Give up for good what was declared lost or set aside, and every disk that might come back."""
+    with metadata.session(lock_timeout_s) as session:
+        session.propose(DiscardLost())
