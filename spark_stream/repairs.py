@@ -17,7 +17,7 @@ def repair_verdict(report: Mapping[str, Any]) -> str:
 
 def checked(report: Mapping[str, Any]) -> str:
     """Return what was read. Each volume of a stream has a copy of each of its blocks."""
-    return f"{_copies(report['checked_blocks'])} of blocks checked"
+    return f"{_copies(report['checked_blocks'])} checked"
 
 
 def damage_counts(damage: Sequence[Mapping[str, Any]]) -> str:
@@ -25,11 +25,11 @@ def damage_counts(damage: Sequence[Mapping[str, Any]]) -> str:
     copies = len({(place["stream"], place["volume"], place["file"]) for place in damage if place["stream"]})
     volumes = len({place["volume"] for place in damage if not place["stream"]})
     parts = [counted(volumes, "volume")] if volumes else []
-    return " and ".join([*parts, *([f"{_copies(copies)} of blocks"] if copies else [])])
+    return " and ".join([*parts, *([_copies(copies)] if copies else [])])
 
 
 def _copies(count: int) -> str:
-    return f"{count} {'copy' if count == 1 else 'copies'}"
+    return f"{count} {'copy of a block' if count == 1 else 'copies of blocks'}"
 
 
 def repair_sentences(report: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[str]:

@@ -231,12 +231,17 @@ class _Rounds:
 
 def _report_volumes(store: "Store", said: dict[str, str]) -> dict[str, str]:
     """Say which volumes maintenance could not bring back, and return them; `said`: those that were said before."""
+    from storage_core.store.volume import losses
+    from storage_core.store.volume.state import VolumeState
+
     volumes = [volume for volume in store.cluster_info()["volumes"] if volume["reason"]]
     problems = {volume["name"]: f"{volume['state']}: {volume['reason']}" for volume in volumes}
     labels = volume_labels(store)
     for volume in volumes:
         if said.get(volume["name"]) != problems[volume["name"]]:
-            say(f"volume {labels.get(volume['name'], volume['name'])} is {problems[volume['name']]}; {REMEDY}")
+            first = f"{losses.bring_back(volume['path'])}, else " if volume["state"] == VolumeState.MISSING else ""
+            label = labels.get(volume["name"], volume["name"])
+            say(f"volume {label} is {problems[volume['name']]}; {first}{REMEDY}")
     return problems
 
 
@@ -250,7 +255,7 @@ def _adopt(volumes: str, execute: bool, accept_loss: bool, json: bool) -> None:
     else:
         print_lines(str(plan).splitlines())
     if not execute:
-        more = " --accept-loss" if plan.loses_of_majority else ""
+        more = " --accept-loss" if plan.loses_of_majority or plan.gives_up else ""
         say(f"nothing was done; --execute{more} does it")
         return
     adopt.execute(plan, accept_loss=accept_loss)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from storage_core import Store
 
 log = logging.getLogger("storage_core.command_line")  # whose warnings a command prints
-REMEDY = "bring back volumes that are away; `jstream repair` brings copies and volumes back from good ones"
+REMEDY = "`jstream repair` brings copies and volumes back from good ones"
 NO_QUORUM = "nothing can be written: bring a volume back; `jstream repair --adopt` says what the others can do alone"
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
@@ -152,6 +152,9 @@ def open_store(volumes: str, take_over: bool = False, warns: bool = True, read_o
 
 def warn_of_volumes(store: "Store") -> None:
     """Say which volumes take no part: nothing is on their disks, or not what should be, or they failed."""
+    from storage_core.store.volume import losses
+    from storage_core.store.volume.state import VolumeState
+
     voters = {voter.volume_id: voter for voter in store.state().voters}
     labels, remedy = volume_labels(store), remedy_of(store)
     for volume in store.volumes():
@@ -161,7 +164,8 @@ def warn_of_volumes(store: "Store") -> None:
         reason = volume.reason or voter.retired
         if reason:
             state = volume.state if volume.reason else "retired"
-            log.warning("volume %s is %s: %s; %s", labels[volume.name], state, reason, remedy)
+            advice = remedy if state != VolumeState.MISSING else f"{losses.bring_back(volume.path)}, else {remedy}"
+            log.warning("volume %s is %s: %s; %s", labels[volume.name], state, reason, advice)
 
 
 def warn_of_replicas(store: "Store", infos: Sequence[Mapping[str, Any]]) -> None:

@@ -172,7 +172,7 @@ def _check_empty(paths: Sequence[Path], env: Environment) -> None:
 def _make(paths: Sequence[Path], backup: Backup, progress: Progress | None, env: Environment) -> list[Volume]:
     """Check the backup, then make the volumes of it."""
     made_ns, store_id = env.now_ns(), backup.state.store_id
-    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made_ns) for _ in paths]
+    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made_ns).among(path, paths) for path in paths]
     volumes = [
         Volume(identity.volume_id, path, identity, files=env.files)
         for identity, path in zip(identities, paths, strict=True)

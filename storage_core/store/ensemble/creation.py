@@ -64,7 +64,7 @@ def _new_volumes(paths: Sequence[Path], env: Environment) -> tuple[int, bytes, l
     """Return what a new store at these paths is known by: when it was made, its id, its volumes and its voters."""
     made = env.now_ns()
     store_id = env.new_id()
-    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
+    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made).among(path, paths) for path in paths]
     volumes = [
         Volume(identity.volume_id, path, identity, files=env.files)
         for identity, path in zip(identities, paths, strict=True)
@@ -262,6 +262,14 @@ def write_identity(volume: Volume, env: Environment) -> None:
     assert volume.identity is not None
     write_durably(env.files, volume.path / volume_file.FILE_NAME, volume.identity.encode())
     env.files.sync_directory(volume.path.parent)
+
+
+def rename_places(volume: Volume, places: Sequence[Path], env: Environment) -> None:
+    """Let the identity of a volume say where all volumes of its store are now. Raises OSError."""
+    assert volume.identity is not None
+    identity = volume.identity.among(volume.path, places)
+    if identity != volume.identity:
+        write_durably(env.files, volume.path / volume_file.FILE_NAME, identity.encode(), replaces=True)
 
 
 def empty(path: Path, env: Environment) -> None:

@@ -17,6 +17,7 @@ The rules, with the reasons in docs/locks-and-stability.md:
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from storage_core.errors import CorruptionError, NoQuorumError, ProcessError, StorageError
 from storage_core.metadata.commands import Voter, ids_of_voters
@@ -27,15 +28,29 @@ from storage_core.raft.rules import is_quorum, losses_survived, majority, proven
 from storage_core.store.ensemble import branches
 from storage_core.store.ensemble.branches import Branches, Stand
 from storage_core.store.ensemble.logs import Lead, Node, Pool
+from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import LogContents, Position
 from storage_core.store.volume.state import VolumeState
 
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
 
 
-def remedy(where: str) -> str:
-    """Return what to do about metadata that is lost; `where`: a volume, or several."""
-    return f"Without a copy of the volume, {_rebuild(where)}"
+def remedy(where: str, identities: Mapping[Path, VolumeIdentity] | None = None) -> str:
+    """Return what to do about metadata that is lost; `where`: a volume, or several.
+
+    `identities`: of the volumes that were named. If the store has more, those come first: they may be alive, and then
+    this one is made anew from them.
+    """
+    named = identities or {}
+    count = max((identity.volume_count for identity in named.values()), default=0)
+    if count <= len(named):
+        return f"Without a copy of the volume, {_rebuild(where)}"
+    places = {str(place) for path, identity in named.items() for place in identity.places(path) if place not in named}
+    at = f", last at {', '.join(sorted(places))}" if places else ""
+    return (
+        f"The store has {count} volumes{at}: name the others as well, and `jstream repair` makes this one anew from "
+        f"them. Only if most of them are gone for good, {_rebuild(where)}"
+    )
 
 
 def _rebuild(where: str) -> str:
@@ -57,6 +72,7 @@ class ReadVolume:
     locked: bool = True  # by this session; else it was only looked at
     busy: bool = False  # another process has its lock
     error: StorageError | None = None  # what reading its log ended in
+    identity: VolumeIdentity | None = None  # for advice: of the volumes that were named it may be the only one
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,14 +392,15 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Seque
         raise Contended
     where = volumes[0].name if volumes else ""
     if len(voting_ids) == 1:
+        identities = {Path(volume.name): volume.identity for volume in volumes if volume.identity is not None}
         for volume in volumes:
             if volume.volume_id == voting_ids[0] and volume.error is not None:
                 if type(volume.error) is CorruptionError:
                     raise CorruptionError(
-                        f"{volume.error}. {remedy(volume.name)}", **volume.error.fields
+                        f"{volume.error}. {remedy(volume.name, identities)}", **volume.error.fields
                     ) from volume.error
                 raise volume.error
-        raise CorruptionError(f"{decision.statuses[voting_ids[0]].reason}. {remedy(where)}")
+        raise CorruptionError(f"{decision.statuses[voting_ids[0]].reason}. {remedy(where, identities)}")
     others = [decision.statuses[volume_id] for volume_id in voting_ids if not decision.statuses[volume_id].votes]
     reasons = "; ".join(f"{status.state}: {status.reason}" for status in others)
     sound = (VolumeState.CURRENT, VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.RETIRED)

@@ -137,6 +137,12 @@ class Metadata:
         """Return every volume for who has just asked for the newest state, and goes on to the next if one is away."""
         return self._volumes.for_reading()
 
+    def _remedy(self) -> str:
+        """Return what to do about metadata that is lost."""
+        known = self._volumes.known
+        identities = {volume.path: volume.identity for volume in known if volume.identity is not None}
+        return remedy(self.label, identities)
+
     # --- reading
 
     def may_have_news(self, known: View) -> bool:
@@ -187,7 +193,7 @@ class Metadata:
                 raise of_volume(error, f"{self.label} cannot be read: {error}") from error
             reason = error if error is not None else "it was never written, or is lost"
             raise CorruptionError(
-                f"{self.label}: no whole commit record to read by: {reason}. {remedy(self.label)}"
+                f"{self.label}: no whole commit record to read by: {reason}. {self._remedy()}"
             ) from error
         logger.warning("%s: read as last known to be committed; newer messages may exist", self.label)
         self.memory.keep(self._reader.undecided)
@@ -274,12 +280,12 @@ class Metadata:
                 try:
                     self._reader.learn_voters()
                 except FileNotFoundError as error:  # the volume is there
-                    reason = f"{error.filename} is missing: the metadata log was there. {remedy(self.label)}"
+                    reason = f"{error.filename} is missing: the metadata log was there. {self._remedy()}"
                     raise VolumeFailedError(f"{self.label}: {reason}") from error
                 except CorruptionError as error:
                     if type(error) is not CorruptionError:
                         raise
-                    raise CorruptionError(f"{error}. {remedy(self.label)}", **error.fields) from error
+                    raise CorruptionError(f"{error}. {self._remedy()}", **error.fields) from error
         deadline = self.env.monotonic() + lock_timeout_s
         is_fresh, pause_s = False, CONTENDED_PAUSE_S
         with translated(self.label):

@@ -194,7 +194,9 @@ class Memory:
         """Return what is known of a volume before its log is read."""
         locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
         instance_id = volume.identity.instance_id if volume.identity is not None else b""
-        return ReadVolume(volume.volume_id, str(volume.path), instance_id, locked=locked, busy=busy)
+        return ReadVolume(
+            volume.volume_id, str(volume.path), instance_id, locked=locked, busy=busy, identity=volume.identity
+        )
 
     def state_of(self, lead: Lead) -> StoreState:
         """Return the state at the end of a log; the last answer is remembered."""

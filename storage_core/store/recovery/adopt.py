@@ -6,6 +6,8 @@ The only way back from there, and never taken by itself: `plan` says what it wou
                  new incarnation, which names the one that it continues: blocks stay where they are, under the old one
     sequences    as they were journaled; blocks that are whole nowhere are declared lost; the last sequence never falls
     merging      where blocks and what they were merged into are both there, one of the two is taken (cover.py)
+    minorities   with fewer than a majority of the volumes that the store had, only with a word of consent: the
+                 others may be alive
     conflicts    messages that are journaled and have their sequences taken by others are lost (conflicts.py); if a
                  majority of the volumes has them, only with a word of consent
     blocks       that no journal and no manifest speaks of are told, and left alone
@@ -30,13 +32,14 @@ import numpy as np
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import NotAStoreError, RequirementError, StorageError
 from storage_core.metadata import events as event_history
-from storage_core.metadata.commands import Event, Voter
+from storage_core.metadata.commands import Event, Voter, ids_of_voters
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StoreState, Streams, StreamState
 from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import HISTORY_SIZE
+from storage_core.raft.rules import majority
 from storage_core.sequences import SequenceSet
 from storage_core.store import lock_domain
 from storage_core.store.ensemble import creation, decision, unfinished
@@ -79,6 +82,8 @@ class AdoptPlan:
     streams: list[AdoptedStream]
     before: dict[bytes, VolumeIdentity | None]  # by volume: the identity that was found
     metadata_index: int  # of the newest metadata that can be read; 0: none can
+    volume_count: int  # that the store had, as far as is known
+    present_count: int  # of these directories, that have something of it
     unclaimed: list[Path] = field(default_factory=list)  # block files that nothing speaks of
     notes: list[str] = field(default_factory=list)
 
@@ -86,6 +91,17 @@ class AdoptPlan:
     def loses_of_majority(self) -> list[Conflict]:
         """Messages that a majority of the volumes has, and that would be lost."""
         return [conflict for stream in self.streams for conflict in stream.conflicts if conflict.is_majority]
+
+    @property
+    def gives_up(self) -> str:
+        """Say what an adoption gives up since too few of the store's volumes are named; empty if it does not."""
+        if self.present_count >= majority(self.volume_count):
+            return ""
+        return (
+            f"{self.present_count} of the store's {self.volume_count} volumes have something to adopt: what the others "
+            "alone have is given up; and if they are alive, there will be two stores that give the same sequences to "
+            "different messages"
+        )
 
     def _names(self, conflict: Conflict) -> list[str]:
         return [self.volumes[at].name for at in conflict.holders]
@@ -122,7 +138,8 @@ class AdoptPlan:
                 }
                 for stream in self.streams
             ],
-            "needs_accept_loss": bool(self.loses_of_majority),
+            "needs_accept_loss": bool(self.loses_of_majority or self.gives_up),
+            "gives_up": self.gives_up,
             "not_adopted": [str(path) for path in self.unclaimed],
             "notes": self.notes,
         }
@@ -150,6 +167,8 @@ class AdoptPlan:
         if self.unclaimed:
             lines.append(f"{len(self.unclaimed)} block files are in no journal, and are left alone:")
             lines += [f"    {path}" for path in self.unclaimed]
+        if self.gives_up:
+            lines.append(self.gives_up)
         return "\n".join([*lines, *self.notes])
 
 
@@ -172,6 +191,7 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         store_id = surviving.store_of(remains, env)
         surviving.read_metadata(remains, store_id, env)
         best = surviving.best_state(remains)
+        _check_named(remains, store_id, env)
         if best is not None:
             _check_need(remains, best[0], env)
         made = _volumes(remains, store_id, env)
@@ -189,7 +209,37 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         unclaimed = surviving.unclaimed(remains, claimed, env)
         index = best[1] if best is not None else 0
         notes = [*_left_out(made, best[0] if best is not None else None), *builder.notes]
-        return AdoptPlan(made, state, adopted, before, index, unclaimed, notes)
+        counts = [remnant.identity.volume_count for remnant in remains if remnant.identity is not None]
+        count = max([*counts, len(ids_of_voters(best[0].voters)) if best is not None else 0]) or len(paths)
+        present = sum(
+            remnant.identity is not None or remnant.metadata is not None or bool(remnant.incarnations)
+            for remnant in remains
+        )
+        return AdoptPlan(made, state, adopted, before, index, count, present, unclaimed, notes)
+
+
+def _check_named(remains: Sequence[Remains], store_id: bytes, env: Environment) -> None:
+    """Raise RequirementError if a volume of the store that an identity speaks of is there, and was not named."""
+    named = {os.path.realpath(remnant.path) for remnant in remains}
+    for remnant in remains:
+        for place in remnant.identity.places(remnant.path) if remnant.identity is not None else ():
+            if os.path.realpath(place) in named:
+                continue
+            try:
+                found = identity.read_identity(env.files, place)
+            except StorageError:
+                continue
+            if found.store_id == store_id and found.volume_id not in {
+                other.identity.volume_id for other in remains if other.identity is not None
+            }:
+                raise _not_named(place)
+
+
+def _not_named(place: Path) -> RequirementError:
+    return RequirementError(
+        f"{place} is a volume of the store as well: name it, too, or take it away if it is not to be part of it any "
+        "more. If it is whole, no metadata has to be rebuilt: `jstream repair` with all volumes named is enough"
+    )
 
 
 def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment) -> None:
@@ -203,10 +253,7 @@ def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment)
     if any(state.voter(volume.volume_id) is not None for volume in known):
         for member in volumes.complete(env.files, known, state.voters, []):
             if member.identity is not None and os.path.realpath(member.path) not in named:
-                raise RequirementError(
-                    f"{member.path} is a volume of the store as well: name it, too, or take it away if it is not to be "
-                    "part of it any more"
-                )
+                raise _not_named(member.path)
     known_logs = []
     for remnant in remains:
         if remnant.identity is None:
@@ -251,7 +298,9 @@ def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> l
             Volume(
                 volume_id,
                 remnant.path,
-                VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns()),
+                VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns()).among(
+                    remnant.path, [other.path for other in remains]
+                ),
                 files=env.files,
             )
         )
@@ -525,8 +574,8 @@ def _data_size(rows: np.ndarray, shown: SequenceSet) -> int:
 
 
 def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False) -> None:
-    """Make the store what the plan says. Raises RequirementError if it is not as it was when the plan was made, or if
-    messages that a majority of the volumes has would be lost, unless `accept_loss`.
+    """Make the store what the plan says. Raises RequirementError if it is not as it was when the plan was made; also if
+    messages that a majority of the volumes has would be lost, or too few volumes are named, unless `accept_loss`.
 
     StoreBusyError if a process has it open for writing, DiskFullError, ReadOnlyError, VolumeFailedError: then a new
     plan goes on from there.
@@ -540,6 +589,10 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
             f"a majority of the volumes has messages that would be lost ({losses}), because other ones have their "
             "sequences. Leave out the volume that those are on: name an empty directory in its place. To lose them, "
             "say --accept-loss"
+        )
+    if plan.gives_up and not accept_loss:
+        raise RequirementError(
+            f"{plan.gives_up}. Bring the others back and name them, too; if they are gone for good, say --accept-loss"
         )
     first = creation.first_entry_of(plan.state, env)
     by_id = sorted(plan.volumes, key=lambda volume: volume.volume_id)

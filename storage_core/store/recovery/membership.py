@@ -292,7 +292,19 @@ class Membership:
             if step.kind is StepKind.REMOVE:
                 self._move_all(change)
             self._take(step)
+        self._tell_places()
         return True
+
+    def _tell_places(self) -> None:
+        """Let each volume's identity name the volumes that there are now: a hint, for the day its metadata is lost."""
+        with self._metadata.session(self._lock_timeout_s) as session:
+            places = [volume.path for volume in session.volumes if session.state.voter(volume.volume_id) is not None]
+            for volume in session.writable:
+                try:
+                    if not volume.is_remote:
+                        creation.rename_places(volume, places, self._env)
+                except OSError as error:
+                    logger.warning("%s: its identity still names other volumes: %s", volume.path, error)
 
     def _session_with_change(self, step: Callable[[Session, VolumeChange], None]) -> None:
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:

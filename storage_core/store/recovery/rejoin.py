@@ -128,7 +128,9 @@ def rejoin(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
     made = Volume(
         volume.volume_id,
         volume.path,
-        VolumeIdentity(session.state.store_id, volume.volume_id, env.new_id(), env.now_ns()),
+        VolumeIdentity(session.state.store_id, volume.volume_id, env.new_id(), env.now_ns()).among(
+            volume.path, [other.path for other in session.volumes]
+        ),
         files=env.files,
     )
     is_other_copy = _is_of_another_copy(session, absent_volume)

@@ -1,14 +1,16 @@
 """Identity of a volume: one page that says which store, volume and volume instance a directory is.
 
-It is the last file that the creation of a store writes, so a directory without it is no volume. Never changed; a
-volume that is rebuilt or blank gets a new instance and with it a new file.
+It is the last file that the creation of a store writes, so a directory without it is no volume. A volume that is
+rebuilt or blank gets a new instance and with it a new file. It also says how many volumes the store has and where they
+were, for whoever finds this one with its metadata lost: nothing else goes by that.
 
 Source: docs/formats/volume.md.
 """
 
 import errno
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -23,7 +25,7 @@ from storage_core.errors import (
 from storage_core.file_kinds import IDENTITY
 from storage_core.files import Files
 from storage_core.os_errors import of_volume, raise_if_of_process
-from storage_core.paths import is_in_object_store
+from storage_core.paths import is_in_object_store, place
 
 FILE_NAME = "jstream.volume"
 # Marks, beside no identity: a page for each volume to be, its own first.
@@ -34,7 +36,9 @@ OWNERS = "owners"  # the directory of who has which consumer, and who watches ov
 MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
 PAGE_SIZE = IDENTITY.size_max  # bytes
-_FIELDS = Struct("<8sHHI16s16s16sQ")
+_FIELDS = Struct("<8sHHI16s16s16sQHH")
+_SEPARATOR = b"\0"
+_PATHS_SIZE_MAX = PAGE_SIZE - _FIELDS.size - 4  # bytes; the checksum comes last
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,31 @@ class VolumeIdentity:
     volume_id: bytes
     instance_id: bytes  # new whenever the volume is made blank or rebuilt
     created_ns: int
+    volume_count: int = 0  # of the store when this was written; 0: not known
+    paths: tuple[str, ...] = ()  # of all of them, from this directory on; none: not known
 
     def encode(self) -> bytes:
+        paths = _SEPARATOR.join(os.fsencode(path) for path in self.paths)
         fields = _FIELDS.pack(
-            MAGIC, FORMAT_VERSION, 0, PAGE_SIZE, self.store_id, self.volume_id, self.instance_id, self.created_ns
-        )
-        return add_crc(fields, PAGE_SIZE)
+            MAGIC, FORMAT_VERSION, 0, PAGE_SIZE, self.store_id, self.volume_id, self.instance_id, self.created_ns,
+            self.volume_count, len(paths),
+        )  # fmt: skip
+        return add_crc(fields + paths, PAGE_SIZE)
+
+    def among(self, path: Path, places: Sequence[Path]) -> "VolumeIdentity":
+        """Return the identity of a volume at `path` that says where all volumes of its store are."""
+        if is_in_object_store(path):
+            paths = tuple(str(place) for place in places)
+        else:
+            paths = tuple(os.path.relpath(os.path.abspath(place), os.path.abspath(path)) for place in places)
+        is_short = sum(len(os.fsencode(place)) + 1 for place in paths) <= _PATHS_SIZE_MAX
+        return replace(self, volume_count=len(places), paths=paths if is_short else ())
+
+    def places(self, path: Path) -> list[Path]:
+        """Return where the volumes of the store were, if this one is at `path`."""
+        if is_in_object_store(path):
+            return [place(text) for text in self.paths]
+        return [Path(os.path.normpath(path / text)) for text in self.paths]
 
 
 def decode_identity(page: bytes, path: Path) -> VolumeIdentity:
@@ -57,10 +80,14 @@ def decode_identity(page: bytes, path: Path) -> VolumeIdentity:
         raise NotAStoreError(f"{path} is not the identity of a jstream volume: it begins with {page[:8]!r}")
     if len(page) != PAGE_SIZE or not crc_is_good(page):
         raise CorruptionError(f"{path} is damaged: {len(page)} bytes, bad checksum")
-    _, version, _, _, store_id, volume_id, instance_id, created_ns = _FIELDS.unpack_from(page)
+    _, version, _, _, store_id, volume_id, instance_id, created_ns, count, size = _FIELDS.unpack_from(page)
     if version != FORMAT_VERSION:
         raise UnsupportedVersionError(f"{path} has version {version}; this program reads version {FORMAT_VERSION}")
-    return VolumeIdentity(store_id, volume_id, instance_id, created_ns)
+    if size > _PATHS_SIZE_MAX:
+        raise CorruptionError(f"{path} is damaged: {size} bytes of paths, at most {_PATHS_SIZE_MAX} fit")
+    listed = page[_FIELDS.size : _FIELDS.size + size]
+    paths = tuple(os.fsdecode(text) for text in listed.split(_SEPARATOR)) if listed else ()
+    return VolumeIdentity(store_id, volume_id, instance_id, created_ns, count, paths)
 
 
 def encode_mark(identities: Sequence[VolumeIdentity]) -> bytes:

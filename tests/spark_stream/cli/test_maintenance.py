@@ -44,7 +44,7 @@ def test_repair_brings_bad_copies_back_from_good_ones_and_is_done_then(
     found = json.loads(outcome.out)
     assert (outcome.code, found["ok"], found["lost"]) == (0, True, [])
     assert all(one["repaired"] for one in found["damage"])
-    assert trio("repair").err == "12 blocks checked: all is well\n"
+    assert trio("repair").err == "12 copies of blocks checked: all is well\n"
     check_whole(trio)
     assert "repaired" in {event["kind"] for event in json.loads(trio.done("events", "--json"))}
 
@@ -57,7 +57,7 @@ def test_repair_is_told_for_people(trio, replicated, volumes, blocks_on) -> None
     assert heading.split()[-2:] == ["reason", "repaired"]
     assert row.startswith("ORDERS ")
     assert row.endswith("  yes")
-    assert outcome.err == "12 blocks checked: 1 damaged place, all repaired\n"
+    assert outcome.err == "12 copies of blocks checked; bad or missing: 1 copy of a block; all repaired\n"
 
 
 @pytest.mark.parametrize("blank", [False, True])
@@ -137,7 +137,8 @@ def test_scrub_finds_damage_and_mends_nothing(trio, replicated, volumes, blocks_
     assert f" {bad.relative_to(volumes[2].parent)} " in outcome.out
     assert (
         outcome.err
-        == "12 blocks checked: 1 damaged place; `jstream repair` brings copies and volumes back from good ones\n"
+        == "12 copies of blocks checked; bad or missing: 1 copy of a block; `jstream repair` brings copies and volumes "
+        "back from good ones\n"
     )
     assert bad.read_bytes() == before
     assert "damaged" in {event["kind"] for event in replicated.events()}
@@ -257,7 +258,9 @@ def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volum
     outcome = trio("maintain")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.endswith("error: 1 volume could not be brought back: see above\n")
-    told = f"is missing: {volumes[2]} does not exist or is not a directory; `jstream repair` brings copies and volumes"
+    told = (
+        f"is missing: {volumes[2]} does not exist or is not a directory; mount the disk, else `jstream repair` brings"
+    )
     assert told in outcome.err
     info = trio("cluster", "info")
     assert "`jstream cluster volume replace VOLUME PATH` gives one another place" in info.err

@@ -19,7 +19,7 @@ def block_of(store: Store, sequence: int) -> Path:
 
 def test_a_whole_store_is_said_to_be_whole(jstream, orders) -> None:
     outcome = jstream("verify")
-    assert (outcome.code, outcome.out, outcome.err) == (0, "", "4 blocks checked: all is well\n")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "4 copies of blocks checked: all is well\n")
     assert json.loads(jstream.done("verify", "--json")) == {"ok": True, "checked_blocks": 4, "damage": []}
 
 
@@ -33,7 +33,8 @@ def test_a_flipped_bit_is_listed_with_its_place_and_fails(jstream, orders) -> No
     assert f" {block_of(orders, 4).relative_to(jstream.volume.parent)} " in row
     assert (
         outcome.err
-        == "4 blocks checked: 1 damaged place; `jstream repair` brings copies and volumes back from good ones\n"
+        == "4 copies of blocks checked; bad or missing: 1 copy of a block; `jstream repair` brings copies and volumes "
+        "back from good ones\n"
     )
 
 
