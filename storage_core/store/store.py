@@ -364,7 +364,10 @@ class Store(OpenStore):
         if discard_lost:
             repairing.volumes()
             taking_back.discard(self.metadata, self.lock_timeout_s)
-        return notebook.Info(repairing.run(names, progress, take_back), notebook.check_html)
+        report = repairing.run(names, progress, take_back)
+        with self.metadata.session(self.lock_timeout_s) as session:
+            self.maintenance.journal(session)
+        return notebook.Info(report, notebook.check_html)
 
     def scrub(
         self,

@@ -68,6 +68,10 @@ class Maintenance:
         if session.snapshot_if_due():
             self._begin_journals(session)
 
+    def journal(self, session: Session) -> None:
+        """Write down on every volume which blocks it should have: those that were made anew have no journal yet."""
+        self._try(session, "write_journal", partial(self._write_journal, session, True))
+
     def repair(self, session: Session) -> bool:
         """Repair some copies, whether it is time to look for them or not; return whether there may be more to do.
 

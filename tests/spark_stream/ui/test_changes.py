@@ -133,3 +133,38 @@ def test_a_store_without_a_majority_says_why_nothing_was_done(store: Store, volu
     assert task["state"] == "failed"
     assert "volumes" in task["outcome"]
     assert done(browser, "maintain", form_on(browser, "maintain"))["state"] == "failed"
+
+
+def test_the_plan_of_a_repair_names_what_it_would_declare_lost(store: Store, volumes: list[Path], serve) -> None:
+    gone = sorted((volumes[0] / "streams").rglob("*.blk"))[1].name
+    aside = volumes[2].rename(volumes[2].with_name("unmounted"))
+    volumes[2].mkdir()
+    for volume in volumes[:2]:
+        next(volume.rglob(gone)).unlink()
+    (row,) = [row for row in store.stream_state("ORDERS").blocks.rows if f"{bytes(row['block_id']).hex()}.blk" == gone]
+    named = f"sequences {row['first']}"
+    browser = serve(volumes, allows_changes=True)
+    facts = dict(browser.api("/change/repair")["facts"])
+    assert facts["is left alone"].startswith(named) and "bring that back first" in facts["is left alone"]
+    links = dict(browser.api("/change/repair")["others"])
+    assert links["accept the loss"] == "/change/repair?loss=accept" and links["accept the loss"] in browser.page(
+        "/change/repair"
+    ).replace("&amp;", "&")
+    accepting = browser.api("/change/repair", loss="accept")
+    assert dict(accepting["facts"])["is declared lost"].startswith(named)
+    assert (accepting["typed"], accepting["command"].split(" --store")[0]) == ("lost", "jstream repair --accept-loss")
+    assert done(browser, "repair", form_on(browser, "repair"))["outcome"].startswith("Not all could be repaired")
+    assert store.stream("ORDERS").info()["state"]["lost_ranges"] == []
+    fields = form_on(browser, "repair", loss="accept")
+    assert browser.form("/change/repair", fields).code == 400, "the word was not typed"
+    assert "are lost" in done(browser, "repair", fields | {"typed": "lost"})["outcome"]
+    assert store.stream("ORDERS").info()["state"]["lost_ranges"]
+    shutil.rmtree(volumes[2])
+    aside.rename(volumes[2])
+    assert "were declared lost, and are on" in done(browser, "repair", form_on(browser, "repair"))["outcome"]
+    (problem,) = [one for one in browser.api("/overview")["health"]["problems"] if "again" in one["what"]]
+    assert problem["change"] == "/change/repair?stream=ORDERS&loss=take-back"
+    assert dict(browser.api("/change/repair", loss="take-back")["facts"])["is served again"].startswith(named)
+    assert done(browser, "repair", form_on(browser, "repair", loss="take-back"))["outcome"].startswith("All is well")
+    assert store.stream("ORDERS").info()["state"]["lost_ranges"] == []
+    assert browser("/change/repair?loss=discard&stream=ORDERS").code == 400
