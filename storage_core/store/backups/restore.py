@@ -261,7 +261,8 @@ def _state_on(volumes: Sequence[Volume], backup: Backup, env: Environment) -> St
         for volume_id in placement:
             kept[volume_id] += int(rows["file_size"].sum())
         config = msgspec.structs.replace(stream.config, num_replicas=len(placement))
-        streams[key] = replace(stream, config=config, placement=placement, blocks=Table.of(rows))
+        blocks, none = Table.of(rows), Table.of(rows[:0])  # a backup has no copies of what was lost
+        streams[key] = replace(stream, config=config, placement=placement, blocks=blocks, lost_blocks=none)
     return replace(
         state,
         voters=voters,
@@ -274,6 +275,8 @@ def _state_on(volumes: Sequence[Volume], backup: Backup, env: Environment) -> St
         transactions=Table.of(np.empty(0, TRANSACTION_DTYPE)),
         transaction_floor_ns=max(now_ns, state.transaction_floor_ns),  # their blocks are not here
         volume_change=None,
+        former=(),
+        set_aside=(),
         events=event_history.with_events(state.events, (event,), now_ns),
     )
 

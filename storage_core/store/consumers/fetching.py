@@ -346,8 +346,8 @@ def unreadable_reason(stream: StreamState, consumer: ConsumerState, sequence: in
     """Return why a consumer that fails on loss stops before this sequence, and what somebody can do about it."""
     return (
         f"stream {stream.name!r}: sequence {sequence}, which comes next, cannot be read from any copy. "
-        "`jstream repair` looks for it on every volume, and declares lost what none has; after that "
-        f"{remedy(stream.name, consumer.name)}"
+        "Bring back what is away; `jstream repair` looks for it on every volume, and declares lost what nothing has; "
+        f"after that {remedy(stream.name, consumer.name)}"
     )
 
 

@@ -56,12 +56,15 @@ def of_older_copies(
 ) -> ChangeVolumes | None:
     """Return the command that remembers the disks in whose places older copies of them are; None if none is.
 
-    An older copy is caught up with the log, and then nothing but its blocks would tell: it lacks some that it had.
+    An older copy is caught up with the log, and then nothing but its blocks would tell: it lacks some that it had. In
+    an object store many a volume is late that is whole, and to list its blocks takes requests: there the log has to say
+    that it is older.
     """
     disks = state.former
     for volume in volumes:
         status = statuses.get(volume.volume_id)
-        if status is None or status.state not in (VolumeState.BEHIND, VolumeState.ROLLED_BACK):
+        late = (VolumeState.ROLLED_BACK,) if volume.is_remote else (VolumeState.BEHIND, VolumeState.ROLLED_BACK)
+        if status is None or status.state not in late:
             continue
         if status.written and losses.lacks_blocks(state, volume):
             disks = losses.with_former(disks, state, volume.volume_id, str(volume.path))

@@ -94,14 +94,16 @@ class AdoptPlan:
 
     @property
     def gives_up(self) -> str:
-        """Say what an adoption gives up since too few of the store's volumes are named; empty if it does not."""
-        if self.present_count >= majority(self.volume_count):
-            return ""
-        return (
-            f"{self.present_count} of the store's {self.volume_count} volumes have something to adopt: what the others "
-            "alone have is given up; and if they are alive, there will be two stores that give the same sequences to "
-            "different messages"
-        )
+        """Say what an adoption gives up since volumes of the store are not named; empty if it does not."""
+        has = f"{self.present_count} of the store's {self.volume_count} volumes have something to adopt"
+        if self.present_count < majority(self.volume_count):
+            return (
+                f"{has}: what the others alone have is given up; and if they are alive, there will be two stores that "
+                "give the same sequences to different messages"
+            )
+        if self.present_count < self.volume_count and any(stream.lost for stream in self.streams):
+            return f"{has}: the others may have messages that are declared lost"
+        return ""
 
     def _names(self, conflict: Conflict) -> list[str]:
         return [self.volumes[at].name for at in conflict.holders]

@@ -78,7 +78,7 @@ class Scrub:
         end = self._read(state, streams, at_hand, indexes, start, limit_bytes, rate_bytes_per_s, progress)
         self._bad = still_wrong(self._metadata.view(self._lock_timeout_s).state, self._bad, at_hand)
         for checked in self._bad:
-            self._damage.extend(block_damage(checked, at_hand))
+            self._damage.extend(block_damage(checked, at_hand, state))
         if names is None:
             for index in indexes.by_volume.values():
                 index.scrubbed_to = end

@@ -12,6 +12,7 @@ from storage_core.block.pieces import ReadMemory
 from storage_core.errors import ProcessError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import is_away, raise_if_of_process
+from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
@@ -19,7 +20,7 @@ from storage_core.store.replicas.copies import CopyDefect, look
 from storage_core.store.replicas.damage_notes import DamageNotes
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.replicas.repair_tasks import still_live
-from storage_core.store.volume import reports
+from storage_core.store.volume import losses, reports
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.placement_journal import PlacementJournal
@@ -97,7 +98,7 @@ def verify(
     bad = still_wrong(state, bad, volumes)
     damage.extend(bad_files)
     for checked in bad:
-        damage.extend(block_damage(checked, volumes))
+        damage.extend(block_damage(checked, volumes, state))
     report = {"ok": not damage, "checked_blocks": count, "damage": [place.to_json() for place in damage]}
     return report, indexes.by_volume, VerifiedDamage(state, bad_files, bad)
 
@@ -297,17 +298,29 @@ def _look_at(
     return [look(block, volume.blocks, stream, afresh, memory=memory) for block in blocks]
 
 
-def block_damage(checked: Checked, volumes: Sequence[Volume]) -> list[Damage]:
-    """Return what is wrong with the copies of a block, for people."""
+def block_damage(checked: Checked, volumes: Sequence[Volume], state: StoreState | None = None) -> list[Damage]:
+    """Return what is wrong with the copies of a block, for people; by `state` also whether messages may be lost."""
     stores = {volume.volume_id: volume.blocks for volume in volumes}
+    also = _whole_nowhere(checked, volumes, state) if state is not None else ""
     return [
         Damage(
             checked.block.stream, volume_id.hex(), str(checked.block.path_in(stores[volume_id])), wrong.offset_bytes,
-            wrong.first, wrong.end, wrong.reason,
+            wrong.first, wrong.end, f"{wrong.reason}{also}",
         )
         for volume_id, defects in checked.defects.items()
         for wrong in defects
     ]  # fmt: skip
+
+
+def _whole_nowhere(checked: Checked, volumes: Sequence[Volume], state: StoreState) -> str:
+    """Return what to say of messages of a block that no copy has whole; nothing if there are none."""
+    stream = state.by_incarnation(checked.block.incarnation)
+    if stream is None:
+        return ""
+    nowhere = stream.shown(checked.block.first, checked.block.end)
+    for defects in checked.defects.values():
+        nowhere = nowhere.intersection(SequenceSet.from_ranges([(wrong.first, wrong.end) for wrong in defects]))
+    return losses.sentence(state, stream, volumes, nowhere, checked.block.committed_ns) if nowhere else ""
 
 
 class Indexes:

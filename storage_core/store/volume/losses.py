@@ -72,6 +72,15 @@ def former(state: StoreState, stream: StreamState, committed_ns: int) -> Iterato
                         f"{rfc3339(disk.gone_ns)[:19]}Z, and was replaced")  # fmt: skip
 
 
+def sentence(
+    state: StoreState, stream: StreamState, volumes: Sequence[Volume], sequences: SequenceSet, committed_ns: int
+) -> str:
+    """Return what goes on behind what is wrong with copies, if none at hand has these sequences whole."""
+    where = ", ".join(str(place) for place in places(state, stream, volumes, committed_ns))
+    then = f"they may be on {where}" if where else "a repair declares them lost"
+    return f"; no volume at hand has sequences {ranges_text(sequences)} whole: {then}"
+
+
 def with_former(
     disks: tuple[FormerVolume, ...], state: StoreState, volume_id: bytes, path: str
 ) -> tuple[FormerVolume, ...]:
