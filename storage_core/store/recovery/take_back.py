@@ -85,26 +85,19 @@ def carry_out(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[R
 
 
 def tell(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> None:
-    """Write down that copies of lost messages came back, where the newest event about that says something else."""
+    """Write down that copies of lost messages came back."""
     by_stream: dict[str, SequenceSet] = {}
     for found in recoverable:
         by_stream[found.block.stream] = by_stream.get(found.block.stream, SequenceSet.empty()).union(found.sequences)
     if not by_stream:
         return
+    reason = "a copy of what was declared lost came back; `jstream repair --take-back` serves it again"
+    events = tuple(
+        Event("recoverable", name, after=f"{len(sequences)} messages: {ranges_text(sequences)}", reason=reason)
+        for name, sequences in by_stream.items()
+    )
     with metadata.session(lock_timeout_s) as session:
-        events = []
-        for name, sequences in by_stream.items():
-            after = f"{len(sequences)} messages: {ranges_text(sequences)}"
-            last = next((event for event in reversed(session.state.events) if _speaks_of_lost(event, name)), None)
-            if last is None or (last.kind, last.after) != ("recoverable", after):
-                reason = "a copy of what was declared lost came back; `jstream repair --take-back` serves it again"
-                events.append(Event("recoverable", name, after=after, reason=reason))
-        if events:
-            session.propose(RecordEvents(tuple(events)))
-
-
-def _speaks_of_lost(event: Event, stream: str) -> bool:
-    return event.stream == stream and event.kind in ("lost", "recoverable", "taken_back", "discarded")
+        session.propose(RecordEvents(events))
 
 
 def discard(metadata: Metadata, lock_timeout_s: float) -> None:
