@@ -136,13 +136,12 @@ def test_a_store_without_a_majority_says_why_nothing_was_done(store: Store, volu
 
 
 def test_the_plan_of_a_repair_names_what_it_would_declare_lost(store: Store, volumes: list[Path], serve) -> None:
-    gone = sorted((volumes[0] / "streams").rglob("*.blk"))[1].name
+    row = store.stream_state("ORDERS").blocks.rows[-1]
+    gone, named = f"{bytes(row['block_id']).hex()}.blk", f"sequences {row['first']}"
     aside = volumes[2].rename(volumes[2].with_name("unmounted"))
     volumes[2].mkdir()
     for volume in volumes[:2]:
         next(volume.rglob(gone)).unlink()
-    (row,) = [row for row in store.stream_state("ORDERS").blocks.rows if f"{bytes(row['block_id']).hex()}.blk" == gone]
-    named = f"sequences {row['first']}"
     browser = serve(volumes, allows_changes=True)
     facts = dict(browser.api("/change/repair")["facts"])
     assert facts["is left alone"].startswith(named) and "bring that back first" in facts["is left alone"]

@@ -137,7 +137,29 @@ def test_one_volume_that_is_left_goes_on_alone_or_with_new_ones(tmp_path: Path) 
         shutil.rmtree(path)
     with pytest.raises(ValueError, match="2 were given"):
         adopt.plan(paths[:2])
-    adopt.execute(adopt.plan(paths))
+    plan = adopt.plan(paths)
+    assert plan.to_json()["needs_accept_loss"] and "1 of the store's 3 volumes" in str(plan)
+    with pytest.raises(RequirementError, match="Bring the others back"):
+        adopt.execute(plan)
+    adopt.execute(plan, accept_loss=True)
+    check(paths)
+
+
+def test_what_a_volume_that_is_left_out_may_have_is_not_lost_without_consent(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    gone = block_files(paths[0])[3].name
+    for path in paths[:2]:
+        next(path.rglob(gone)).unlink()
+        lose_metadata(path)
+    away = paths[2].rename(tmp_path / "away")
+    plan = adopt.plan(paths)
+    assert "the others may have messages that are declared lost" in plan.gives_up
+    with pytest.raises(RequirementError, match="say --accept-loss"):
+        adopt.execute(plan)
+    away.rename(paths[2])
+    plan = adopt.plan(paths)
+    assert not plan.gives_up
+    adopt.execute(plan)
     check(paths)
 
 
