@@ -1,0 +1,452 @@
+"""Random damage to kept stores of other servers, and all readers held against what was there and against each other.
+
+- A strict read, by the data source's own reader, gives exactly what was there, or raises.
+- The table of damage, an import, a comparison of copies and the page of `jstream ui` say the same lost sequences, and
+  the same of which nobody can tell whether they were removed or are lost. What is neither shown nor said was not there.
+
+What leaves no trace is no fault of a reader: a store that was cut back to how it lay there earlier (`is_earlier`).
+
+    outcome = run(kept("nats"), cases(kept("nats"), seed=0), folder, seconds=60)
+    assert not outcome.findings
+
+A case is the name of a store and a seed; both together always make the same damage, and `Outcome.findings` names them.
+"""
+
+import logging
+import os
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from harness.fuzz.mutations import mutate_bytes
+from harness.fuzz.stores import HERE
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from datasource import source
+from spark_stream.ui.rescue import Rescue
+from storage_core.errors import StorageError
+from storage_core.foreign import ForeignDamage, ForeignStore, open_foreign, read_foreign_slice
+from storage_core.foreign.nats.block import read_block
+from storage_core.foreign.nats.directory import find_streams
+from storage_core.foreign.nats.record import block_key
+from storage_core.foreign.nats.scan import scan_block
+from storage_core.foreign.side_by_side import compare
+from storage_core.foreign.stan.directory import find_channels
+from storage_core.foreign.stan.record import MESSAGES
+from storage_core.foreign.stan.scan import scan_file
+from storage_core.schema import read_schema
+from storage_core.sequences import SequenceSet
+from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.store import Store
+
+DATA = Path(__file__).parents[1] / "data"
+COLUMNS = ("stream", "sequence", "subject", "timestamp_ns", "headers", "data")
+KEYS = {"nats": "fixture-key-not-secret\nfield-key-2\nfield-key-1"}  # each opens some
+FINDING_COUNT_MAX = 20  # after which a run ends
+IMPORT_ONE_IN, PAGE_ONE_IN = 6, 6  # of the cases: they take longest
+Row = tuple[Any, ...]
+Rows = dict[tuple[str, int], Row]  # by stream and sequence
+Said = dict[str, tuple[SequenceSet, SequenceSet]]  # by stream: lost, and open
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One store before it is damaged."""
+
+    layout: str
+    name: str
+    place: Path
+    key: str | None
+    truth: Rows | None  # what a strict read gives; None: it raises, since the store is damaged as it is
+    whole: Mapping[Path, bytes]  # its files, by path in it
+    ends: Mapping[Path, frozenset[int]]  # of the files of messages: where a record ends
+
+    def options(self, place: Path) -> dict[str, str]:
+        key = {} if self.key is None else {"encryptionKey": self.key}
+        return {"path": str(place), "layout": self.layout, "stream": "*", **key}
+
+    def open(self, place: Path) -> ForeignStore:
+        return open_foreign(place, self.layout, encryption_key=self.key)
+
+
+@dataclass
+class Outcome:
+    counts: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    def describe(self) -> str:
+        return ", ".join(f"{count:,} {what}" for what, count in sorted(self.counts.items()))
+
+
+def kept(layout: str, folders: Iterable[str] = ("",)) -> dict[str, Kept]:
+    """Return the kept stores of a layout by name, of `tests/data/LAYOUT` and of other folders in `tests/data`."""
+    stores = {}
+    for folder in folders:
+        top = DATA / (folder or layout)
+        for place in sorted(top.rglob("store")):
+            name = f"{folder or layout}/{place.parent.relative_to(top)}"
+            stores[name] = _kept(layout, name, place)
+    return stores
+
+
+def _kept(layout: str, name: str, place: Path) -> Kept:
+    whole = {path.relative_to(place): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+    key = KEYS.get(layout) if any(path.suffix == ".key" for path in whole) else None
+    ends = {path: frozenset(some) for path, some in _record_ends(layout, place, key)}
+    store = Kept(layout, name, place, key, None, whole, ends)
+    try:
+        return Kept(layout, name, place, key, strict(store, place), whole, ends)
+    except StorageError:
+        return store
+
+
+def _record_ends(layout: str, place: Path, key: str | None) -> Iterator[tuple[Path, list[int]]]:
+    if layout == "nats":
+        for stream in find_streams([place], encryption_key=key):
+            for block in stream.blocks:
+                content = read_block(block.path, key=block.key)
+                if not content.compressed:
+                    records = scan_block(content.data, block_key(stream.name, block.block_index)).records
+                    yield Path(block.path).relative_to(place.resolve()), records.ends.tolist()
+        return
+    for channel in find_channels([place]).channels:
+        for part in channel.slices:
+            ends = [
+                window.offset_bytes + end
+                for window in scan_file(part.path, MESSAGES, channel.name, part.size)
+                for end in window.records.ends.tolist()
+            ]
+            yield Path(part.path).relative_to(place.resolve()), ends
+
+
+# --- damage
+
+
+def damage(store: Kept, place: Path, rng: random.Random) -> list[str]:
+    """Do one to three things to the files of a store, as disks and people do them; return what."""
+    done = []
+    if rng.random() < 0.5:  # without an index most is hidden
+        for path in [path for path in store.whole if _is_index(path)]:
+            (place / path).unlink()
+        done.append("no index")
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        paths = sorted(path for path in place.rglob("*") if path.is_file())
+        if not paths:
+            break
+        blocks = [path for path in paths if path.relative_to(place) in store.ends]
+        path = rng.choice(blocks if blocks and rng.random() < 0.6 else paths)
+        done.append(f"{path.name} {_damage_one(path, blocks, rng)}")
+    return done
+
+
+def _damage_one(path: Path, blocks: list[Path], rng: random.Random) -> str:
+    data = path.read_bytes()
+    what = rng.randrange(8)
+    if what == 0:
+        path.unlink()
+        return "gone"
+    if what == 1:
+        path.write_bytes(bytes(len(data)) if rng.random() < 0.5 else b"")
+        return "blank"
+    if what == 2:
+        page = 512 * rng.randrange(1 + len(data) // 512)
+        path.write_bytes(data[:page] + bytes(len(data) - page) if rng.random() < 0.5 else data[:page])
+        return f"ends at {page}"
+    if what == 3 and path in blocks and len(blocks) > 1:
+        other = rng.choice([each for each in blocks if each != path])
+        path.write_bytes(other.read_bytes())
+        return f"is {other.name}"
+    if path.suffix == ".idx":  # it has no checksum: what a bit in it says is believed
+        path.unlink()
+        return "gone"
+    path.write_bytes(mutate_bytes(data, rng.choice([path, *blocks]).read_bytes(), rng))
+    return "changed"
+
+
+def _is_index(path: Path) -> bool:
+    return path.suffix == ".idx" or path.name == "index.db"
+
+
+def is_earlier(store: Kept, place: Path) -> bool:
+    """Return whether some stream lies there as it did earlier: no index tells more, its last blocks are gone, or cut
+    behind a record."""
+    folders: dict[Path, list[Path]] = {}
+    for path in store.ends:
+        folders.setdefault(path.parent, []).append(path)
+    return any(_lies_earlier(store, place, folder, blocks) for folder, blocks in folders.items())
+
+
+def _lies_earlier(store: Kept, place: Path, folder: Path, blocks: list[Path]) -> bool:
+    blocks.sort(key=_number)
+    indexes = [path for path in store.whole if path.parent == folder and _is_index(path)]
+    if any(_bytes(place / path) == store.whole[path] for path in indexes if path.name == "index.db"):
+        return False
+    now = [_bytes(place / path) for path in blocks]
+    same = [content == store.whole[path] for path, content in zip(blocks, now, strict=True)]
+    if all(same):
+        return False
+    cut = same.index(False)
+    own, content = blocks[cut], now[cut]
+    is_cut = content is None or (store.whole[own].startswith(content) and len(content) in store.ends[own] | {0})
+    return is_cut and all(later is None for later in now[cut + 1 :])
+
+
+def _number(path: Path) -> int:
+    return int("".join(filter(str.isdigit, path.name)) or 0)
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+# --- readers
+
+
+def strict(store: Kept, place: Path) -> Rows:
+    """Return what a read with `failOnDataLoss=true` gives. Raises StorageError."""
+    reader = source.reader(CaseInsensitiveDict(store.options(place)), _schema())
+    return _rows(batch for partition in reader.partitions() for batch in reader.read(partition))
+
+
+@cache
+def _schema() -> Any:
+    return from_arrow_schema(read_schema(COLUMNS))
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Rows:
+    rows: Rows = {}
+    for batch in batches:
+        for row in batch.to_pylist():
+            at = row["stream"], row["sequence"]
+            assert at not in rows, f"{at} is shown twice"
+            headers = None if row["headers"] is None else tuple((one["key"], one["value"]) for one in row["headers"])
+            rows[at] = row["timestamp_ns"], headers, row["subject"], row["data"]
+    return rows
+
+
+def same(rows: Rows, truth: Rows) -> bool:
+    """Return whether the rows are these, but for the border of subject and data, which NATS does not hash."""
+    return rows.keys() == truth.keys() and all(_alike(row, truth[at]) for at, row in rows.items())
+
+
+def _alike(row: Row, true: Row) -> bool:
+    (time, headers, subject, data), (_, _, true_subject, true_data) = row, true
+    moved = headers is None and subject.encode() + data == true_subject.encode() + true_data
+    return row == true or (moved and (time, headers) == true[:2])
+
+
+@dataclass
+class Listed:
+    """What `table=damage` lists, and what is read past it."""
+
+    rows: Rows
+    damage: list[ForeignDamage]
+    refused: set[str]  # streams of which nothing can be read
+
+
+def listed(opened: ForeignStore) -> Listed:
+    rows: Rows = {}
+    damages: list[ForeignDamage] = []
+    refused = set()
+    for name in opened.streams():
+        own, slices = opened.inspect(name)
+        if any(each.first is None and not slices and not each.end_bytes for each in own) and not _opens(opened, name):
+            refused.add(name)
+        for part in slices:
+            rows |= _rows(read_foreign_slice(part, COLUMNS, own.append))
+        damages += own
+    return Listed(rows, damages, refused)
+
+
+def _opens(opened: ForeignStore, name: str) -> bool:
+    try:
+        opened.bounds(name)
+    except StorageError:
+        return False
+    return True
+
+
+def compared(opened: ForeignStore) -> Said:
+    drifts = {name: compare(opened, name) for name in opened.streams()}
+    return {name: (drift.lost, drift.open) for name, drift in drifts.items()}
+
+
+def imported(opened: ForeignStore, target: Path) -> Said:
+    """Import all streams into a new store. Streams that cannot be read are not in the outcome."""
+    try:
+        with Store.create([target], env=HERE) as store:
+            report = import_streams(store, opened, ImportRequest())
+            return {
+                stream["source"]: (_set(stream["lost_ranges"]), _set(stream["open_ranges"]))
+                for stream in report["streams"]
+            }
+    except StorageError:  # of one that is alone
+        return {}
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def paged(place: Path) -> Said:
+    """Return what the page of `jstream ui` shows."""
+    done = threading.Event()
+
+    def announce() -> None:
+        if page.result.state in ("done", "failed"):
+            done.set()
+
+    page = Rescue([place], announce)
+    page.begin()
+    done.wait()
+    if page.result.error:
+        raise StorageError(page.result.error)
+    return {name: (drift.lost, drift.open) for name, drift in page.result.drifts.items()}
+
+
+def _set(ranges: Iterable[Iterable[int]]) -> SequenceSet:
+    return SequenceSet.from_ranges((first, end) for first, end in ranges)
+
+
+# --- what has to hold
+
+
+def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: Counter[str]) -> str:
+    """Return what is wrong with the reading of a damaged store, "" if nothing."""
+    earlier = is_earlier(store, place)
+    truth = store.truth
+    try:
+        rows = strict(store, place)
+    except StorageError:
+        counts["strict reads that raised"] += 1
+    else:
+        kind = "of what lay there earlier" if earlier else "of exactly what was there"
+        counts[f"strict reads {kind}"] += 1
+        if truth is None and not earlier:
+            return "a strict read of a store that was damaged before raises no error"
+        if truth is not None and not earlier and not same(rows, truth):
+            more, less = sorted(rows.keys() - truth.keys()), sorted(truth.keys() - rows.keys())
+            return f"a strict read gives other rows: {len(more)} more {more[:5]}, {len(less)} less {less[:5]}"
+    try:
+        opened = store.open(place)
+    except StorageError:
+        counts["stores that are none any more"] += 1
+        return ""
+    said = compared(opened)
+    everything = listed(opened)
+    if wrong := _check_listed(opened, everything, said, truth, earlier):
+        return wrong
+    if rng.randrange(IMPORT_ONE_IN) == 0:
+        counts["imports"] += 1
+        if wrong := _differs("an import", imported(opened, scratch), said, everything.refused):
+            return wrong
+    if rng.randrange(PAGE_ONE_IN) == 0 and store.key is None and store.layout == _recognised(place):
+        counts["pages"] += 1
+        if wrong := _differs("the page", paged(place), said, set()):
+            return wrong
+    return ""
+
+
+def _recognised(place: Path) -> str | None:
+    from storage_core.foreign import recognise_foreign
+
+    return recognise_foreign(place)
+
+
+def _check_listed(opened: ForeignStore, everything: Listed, said: Said, truth: Rows | None, earlier: bool) -> str:
+    for name, (lost, unexplained) in said.items():
+        if name in everything.refused:
+            continue
+        costly = [each for each in everything.damage if each.stream == name and each.costs and each.first is not None]
+        ranges = [(each.first or 0, each.end or 1 << 62) for each in costly if not each.open]
+        missing = lost.difference(SequenceSet.from_ranges(ranges))
+        if missing:
+            return f"stream {name}: the table does not list {missing} as lost, a comparison does"
+        ranges = [(each.first or 0, each.end or 1 << 62) for each in costly if each.open]
+        missing = unexplained.difference(SequenceSet.from_ranges(ranges))
+        if missing:
+            return f"stream {name}: the table does not list {missing} as open, a comparison does"
+        shown = {at for stream, at in everything.rows if stream == name}
+        if any(at in lost or at in unexplained for at in shown):
+            return f"stream {name}: what is shown is said to be lost"
+        if truth is None or earlier or any(each.unclear for each in everything.damage):
+            continue
+        hidden = {at for stream, at in truth if stream == name} - shown
+        behind = min((each.first or 0 for each in costly if each.end is None), default=1 << 62)
+        if opened.caveat(name):  # nothing tells how far the stream went
+            behind = min(behind, opened.bounds(name)[1])
+        silent = sorted(at for at in hidden if at not in lost and at not in unexplained and at < behind)
+        if silent:
+            return f"stream {name}: {len(silent)} messages are neither shown nor said to be lost: {silent[:5]}"
+    return ""
+
+
+def _differs(what: str, mine: Said, said: Said, refused: set[str]) -> str:
+    for name, (lost, unexplained) in said.items():
+        if name in refused:
+            continue
+        if name not in mine:
+            return f"stream {name}: {what} does not have it"
+        if mine[name] != (lost, unexplained):
+            return f"stream {name}: {what} says {mine[name]}, a comparison {(lost, unexplained)}"
+    return ""
+
+
+# --- runs
+
+
+def cases(names: Iterable[str], seed: int) -> Iterator[tuple[str, int]]:
+    """Yield cases without end, one store after another."""
+    names = list(names)
+    while True:
+        yield from ((name, seed) for name in names)
+        seed += 1
+
+
+def run(
+    stores: Mapping[str, Kept],
+    todo: Iterator[tuple[str, int]],
+    folder: Path,
+    seconds: float,
+    count_max: int | None = None,
+) -> Outcome:
+    """Try cases until the time is over, or so many are done, or too much is wrong."""
+    outcome = Outcome()
+    end = time.monotonic() + seconds
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        for name, seed in todo:
+            if time.monotonic() > end or outcome.counts["damages"] == count_max:
+                break
+            if wrong := try_one(stores[name], seed, folder, outcome.counts):
+                outcome.findings.append(f"{name}:{seed} {wrong}")
+                if len(outcome.findings) == FINDING_COUNT_MAX:
+                    break
+    finally:
+        logging.disable(level)
+    return outcome
+
+
+def try_one(store: Kept, seed: int, folder: Path, counts: Counter[str]) -> str:
+    """Damage a copy of a store and read it; return what was done and what is wrong, "" if nothing."""
+    rng = random.Random(f"{store.name}:{seed}")
+    place = folder / f"store-{os.getpid()}"
+    shutil.rmtree(place, ignore_errors=True)
+    for path, content in store.whole.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_bytes(content)
+    done = damage(store, place, rng)
+    counts["damages"] += 1
+    try:
+        wrong = check(store, place, folder / f"import-{os.getpid()}", rng, counts)
+    except Exception as error:
+        wrong = f"{type(error).__name__}: {error}"
+    return f"({', '.join(done)}): {wrong}" if wrong else ""
