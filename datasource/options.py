@@ -335,8 +335,8 @@ OPTIONS: tuple[Option, ...] = (
         "encryption_key",
         SECRET,
         "",
-        "Key of the NATS server's configuration, never logged; only with `layout=nats` and `pip install "
-        "'pyspark-jstream[encryption]'`.",
+        "Key of the NATS server's configuration, and former ones, one per line; never logged. Only with "
+        "`layout=nats` and `pip install 'pyspark-jstream[encryption]'`.",
     ),
     Option(
         "truncateBadEof",

@@ -92,11 +92,11 @@ StreamArgument = Annotated[
     str, typer.Argument(metavar="STREAM", help="Name of the stream.", autocompletion=complete_stream)
 ]
 EncryptionKeyOption = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--encryption-key",
         metavar="FILE",
-        help=f"File with the key of the server's configuration. Or ${KEY_VARIABLE}.",
+        help=f"File with the key of the server's configuration; again for a former key. Or ${KEY_VARIABLE}.",
     ),
 ]
 NamesOption = Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")]
@@ -210,19 +210,23 @@ def _foreign_advice(volumes: str) -> str:
     return f"; a store of another server lies there: {reads}"
 
 
-def read_key(path: Path | None) -> str | None:
-    """Return the key in a file, or that of the environment; it is never shown."""
-    if path is None:
-        return os.environ.get(KEY_VARIABLE) or None
+def read_keys(paths: Sequence[Path] | None) -> list[str] | None:
+    """Return the keys in files, or those of the environment, a line each; they are never shown."""
+    if not paths:
+        return os.environ.get(KEY_VARIABLE, "").splitlines() or None
+    return [line for path in paths for line in _keys_in(path)]
+
+
+def _keys_in(path: Path) -> list[str]:
     with path.open("rb") as file:
         content = file.read(KEY_SIZE_MAX + 1)
     try:
-        key = content.decode().rstrip("\r\n")
+        keys = [line for line in content.decode().splitlines() if line]
     except UnicodeDecodeError:
-        key = ""
-    if not key or len(content) > KEY_SIZE_MAX:
+        keys = []
+    if not keys or len(content) > KEY_SIZE_MAX:
         raise WrongUsage(f"--encryption-key {path}: {len(content)} bytes are no key; it is one line of text")
-    return key
+    return keys
 
 
 def refuse_twice(streams: Sequence[str]) -> None:

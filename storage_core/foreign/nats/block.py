@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 
+import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
@@ -19,7 +20,8 @@ from storage_core.file_kinds import NATS_BLOCK, NATS_KEY, FileKind
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.cursor import Cursor
 from storage_core.foreign.nats.encryption import open_key_file
-from storage_core.foreign.nats.record import HASH_SIZE, SIZE_MASK
+from storage_core.foreign.nats.highwayhash import Key
+from storage_core.foreign.nats.record import HASH_SIZE, SIZE_MASK, SIZE_MIN, read_heads, verify
 from storage_core.foreign.nats.s2 import decompress_stream
 from storage_core.os_errors import raise_if_of_process
 
@@ -64,10 +66,13 @@ def _read_head(path: str | Path, size_max: int, files: Files) -> pa.Buffer:
     return buffer.slice(0, count)
 
 
-def read_block(path: str | Path, files: Files = OS_FILES, key: bytes = b"") -> BlockContent:
+def read_block(
+    path: str | Path, files: Files = OS_FILES, key: bytes = b"", record_key: Key | None = None
+) -> BlockContent:
     """Return what a block file holds. Damage to compression is reported in it, not raised.
 
-    `key` opens the key file beside the block; without a key file the block is plain. Raises OSError, or
+    `key` opens the key file beside the block; without a key file the block is plain. So it is where the checksum of
+    its first record, under `record_key`, holds: a server that was killed had not encrypted it yet. Raises OSError, or
     CorruptionError / UnsupportedVersionError if it is compressed in a way that is not known or its key does not open.
     """
     content = _read_head(path, BLOCK_SIZE_MAX + 1, files)
@@ -76,19 +81,39 @@ def read_block(path: str | Path, files: Files = OS_FILES, key: bytes = b"") -> B
         content, damage = content.slice(0, BLOCK_SIZE_MAX), [(BLOCK_SIZE_MAX, reason)]
     else:
         damage = []
-    if key:
+    if key and not is_plain(content, record_key):
         content = _decrypt(content, Path(path).with_suffix(KEY_SUFFIX), key, files)
     if not is_compressed(content):
         return BlockContent(content, False, damage)
     return _decompress(content, str(path), damage)
 
 
-def last_bytes(block: BlockFile, files: Files = OS_FILES) -> bytes:
+def is_plain(content: pa.Buffer, record_key: Key | None) -> bool:
+    """Return whether a block is not encrypted: it is compressed, or begins with a true record."""
+    if is_compressed(content):
+        return True
+    if record_key is None or content.size < SIZE_MIN:
+        return False
+    head, possible = read_heads(np.frombuffer(content, np.uint8), np.zeros(1, np.int64), content.size)
+    return bool(possible[0]) and bool(verify(content, head, record_key)[0])
+
+
+def begins_plain(block: BlockFile, record_key: Key, files: Files = OS_FILES) -> bool:
+    """Return whether a block file is not encrypted. What cannot be read is: the reading of it tells why."""
+    try:
+        return is_plain(_read_head(block.path, BLOCK_SIZE_MAX, files), record_key)
+    except OSError as error:
+        raise_if_of_process(error)
+        return True
+
+
+def last_bytes(block: BlockFile, files: Files = OS_FILES, record_key: Key | None = None) -> bytes:
     """Return the last 8 bytes of a block file, decrypted; fewer if it is shorter. Raises as read_block does."""
     first = max(0, block.size - HASH_SIZE)
     if block.key:
-        content = _read_head(block.path, BLOCK_SIZE_MAX, files)
-        plain = _decrypt(content, Path(block.path).with_suffix(KEY_SUFFIX), block.key, files)
+        plain = _read_head(block.path, BLOCK_SIZE_MAX, files)
+        if not is_plain(plain, record_key):
+            plain = _decrypt(plain, Path(block.path).with_suffix(KEY_SUFFIX), block.key, files)
         return bytes(plain[max(0, plain.size - HASH_SIZE) :])
     with closing(files.open(Path(os.path.realpath(block.path)))) as file:
         return file.read_at(first, HASH_SIZE)
@@ -113,7 +138,7 @@ def _decrypt(content: pa.Buffer, key_path: Path, key: bytes, files: Files) -> pa
         wrapped = read_file(key_path, NATS_KEY, files)
     except FileNotFoundError:
         return content  # written before the server had a key
-    return pa.py_buffer(open_key_file(key, wrapped, str(key_path)).decrypt_block(memoryview(content)))
+    return pa.py_buffer(open_key_file((key,), wrapped, str(key_path)).decrypt_block(memoryview(content)))
 
 
 def is_compressed(content: pa.Buffer) -> bool:

@@ -162,19 +162,23 @@ def _read_consumer(
         tell(note_damage("nats", stream.account, stream.name, file, f"consumer {place.name!r}: {reason}"))
 
     config: dict[str, Any] = {}
-    seed: Seed | None = None
+    state: ConsumerState | None = None
     try:
         seed = _seed(stream, place, names, files)
-        config = _config(stream, place, seed, files)
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
-        report(str(place / META_FILE), _reason(error))
-    try:
-        state: ConsumerState | None = _state(path, seed, names, files)
-    except (StorageError, OSError) as error:
-        raise_if_of_process(error)
-        state = None
-        report(path, _reason(error))
+        report(str(place / META_KEY_FILE), f"{_reason(error)}; neither configuration nor state can be read")
+    else:
+        try:
+            config = _config(stream, place, seed, files)
+        except (StorageError, OSError) as error:
+            raise_if_of_process(error)
+            report(str(place / META_FILE), _reason(error))
+        try:
+            state = _state(path, seed, names, files)
+        except (StorageError, OSError) as error:
+            raise_if_of_process(error)
+            report(path, _reason(error))
     if state is not None and last is not None and state.delivered[1] > last:
         report(path, f"is ahead of its stream: it was sent sequence {state.delivered[1]}, the stream ends with {last}")
     return ForeignConsumer(
@@ -199,8 +203,8 @@ def _seed(stream: StreamDirectory, place: Path, names: list[str], files: Files) 
     path = place / META_KEY_FILE
     if stream.server_key is None:
         raise CorruptionError(f"{path}: the consumer is encrypted, its stream is not; option encryptionKey reads it")
-    key = stream.server_key.derive(f"{stream.name}.{place.name}")
-    return open_key_file(key, read_file(path, NATS_KEY, files), str(path))
+    keys = stream.server_key.derive(f"{stream.name}.{place.name}")
+    return open_key_file(keys, read_file(path, NATS_KEY, files), str(path))
 
 
 def _config(stream: StreamDirectory, place: Path, seed: Seed | None, files: Files) -> dict[str, Any]:

@@ -19,6 +19,8 @@ Source: nats-server, server/jetstream.go (`jsKeyGen`, `EnableJetStream`), server
 
 import hashlib
 import hmac
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -67,17 +69,20 @@ def derive_key(server_key: str, account: str, context: str) -> bytes:
     return hmac.new(server_key.encode(), (account + context).encode(), hashlib.sha256).digest()
 
 
-def open_key_file(key: bytes, content: bytes, name: str) -> Seed:
-    """Return the seed in a key file, under the key that `derive_key` gives for it.
+def open_key_file(keys: Sequence[bytes], content: bytes, name: str) -> Seed:
+    """Return the seed in a key file, under the first of the keys that opens it, as `derive_key` gives them for it.
 
-    Raises CorruptionError if it is no key file or not under that key, RequirementError without the package
+    Raises CorruptionError if it is no key file or under none of the keys, RequirementError without the package
     `cryptography`.
     """
     nonce_size = _KEY_FILE_SIZES.get(len(content))
     if nonce_size is None:
         raise CorruptionError(f"{name}: {len(content)} bytes, a key file has {' or '.join(map(str, _KEY_FILE_SIZES))}")
     nonce = content[:nonce_size]
-    return Seed(_open(key, nonce, content[nonce_size:], name), nonce)
+    for key in keys[:-1]:
+        with suppress(CorruptionError):
+            return Seed(_open(key, nonce, content[nonce_size:], name), nonce)
+    return Seed(_open(keys[-1], nonce, content[nonce_size:], name), nonce)
 
 
 def hchacha20(key: bytes, nonce: bytes) -> bytes:
@@ -112,6 +117,7 @@ def _open(key: bytes, nonce: bytes, sealed: bytes, name: str) -> bytes:
         return ChaCha20Poly1305(hchacha20(key, nonce[:16])).decrypt(bytes(4) + nonce[16:], sealed, None)
     except InvalidTag as error:
         raise CorruptionError(
-            f"{name}: the encryption key does not open it: it is another server's key, or the file is damaged; the "
-            "names of account, stream and consumer are part of the key as well"
+            f"{name}: no encryption key opens it: it is under another key (a server that is given a new key writes "
+            "the blocks of a stream anew, and leaves its consumers under the former key: give both), or the file is "
+            "damaged; the names of account, stream and consumer are part of the key as well"
         ) from error

@@ -33,13 +33,13 @@ DEFAULT_ACCOUNT = "$G"
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """The encryption key of a server's configuration, for one account."""
+    """The encryption keys of a server's configuration, for one account: the one of now, and former ones."""
 
-    key: str = field(repr=False)
+    keys: tuple[str, ...] = field(repr=False)
     account: str = DEFAULT_ACCOUNT
 
-    def derive(self, context: str) -> bytes:
-        return derive_key(self.key, self.account, context)
+    def derive(self, context: str) -> tuple[bytes, ...]:
+        return tuple(derive_key(key, self.account, context) for key in self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,10 @@ def load_meta(
             if name and _is_proven(name, blocks(name), seed is not None or META_KEY_FILE not in names, files):
                 return Meta(name, {"name": name}, seed, (str(error),))
         raise
+    if claimed != place.name and not _is_proven(claimed, blocks(claimed), True, files):
+        if _is_proven(place.name, blocks(place.name), META_KEY_FILE not in names, files):
+            note = f"{place / META_FILE} is that of stream {claimed!r}, the blocks are those of {place.name!r}"
+            return Meta(place.name, {"name": place.name}, None, (note,))
     return Meta(claimed, config, seed)
 
 
@@ -146,8 +150,9 @@ def _holds_index(path: Path, name: str, files: Files) -> bool:
 
 def _holds_record(block: BlockFile, name: str, files: Files) -> bool:
     try:
-        data = read_block(block.path, files, block.key).data
+        record_key = block_key(name, block.block_index)
+        data = read_block(block.path, files, block.key, record_key).data
     except (OSError, StorageError) as error:
         raise_if_of_process(error)
         return False
-    return len(scan_block(data.slice(0, min(data.size, PROOF_SIZE)), block_key(name, block.block_index)).records) > 0
+    return len(scan_block(data.slice(0, min(data.size, PROOF_SIZE)), record_key).records) > 0
