@@ -117,8 +117,10 @@ class ForeignReader(DataSourceReader):
         settings = self.settings
         names = select_streams(store.streams(), settings.streams)
         for name in names:
-            for note in store.notes(name):
-                log.warning("stream %r: %s", name, note)
+            for note in store.noted(name):
+                if note.costs:
+                    self._on_damage(note)
+                log.warning("stream %r: %s", name, note.reason)
             if caveat := store.caveat(name):
                 log.warning("stream %r: %s", name, caveat)
         columns = Shape.of(settings, self.schema).asked

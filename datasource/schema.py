@@ -157,6 +157,7 @@ FOREIGN_DAMAGE_TYPES: dict[str, DataType] = {
     "first": LongType(),
     "end": LongType(),
     "lost_count": LongType(),
+    "open": BooleanType(),
     "served": BooleanType(),
     "costs": BooleanType(),
     "reason": StringType(),

@@ -154,6 +154,8 @@ def _served(drift: Drift) -> str:
         parts.append(f"{undecided:,} without a majority")
     if drift.lost:
         parts.append(f"{len(drift.lost):,} lost")
+    if drift.open:
+        parts.append(f"{len(drift.open):,} open")
     return ", ".join(parts)
 
 

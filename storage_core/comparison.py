@@ -208,11 +208,12 @@ class Drift:
     conflicts: tuple[Conflict, ...] = ()
     account: str = ""
     notes: tuple[str, ...] = field(default=())  # what else is wrong, for people
+    open: SequenceSet = field(default_factory=SequenceSet.empty)  # removed or lost: no copy tells
 
     @property
     def agrees(self) -> bool:
         """Return whether every copy is whole, so that all have the same."""
-        return all(copy.whole for copy in self.copies) and not self.conflicts and self.lost.run_count == 0
+        return all(copy.whole for copy in self.copies) and not (self.conflicts or self.lost or self.open)
 
     @property
     def message_count(self) -> int:
@@ -241,6 +242,8 @@ class Drift:
         if unsettled := self.together.count(State.DIFFERENT):
             parts.append(f"no majority for {_messages(unsettled)}")
         parts.append(f"{_messages(len(self.lost))} lost" if self.lost else "nothing lost")
+        if self.open:
+            parts.append(f"{_messages(len(self.open))} removed or lost")
         return ", ".join(parts)
 
     def _repr_html_(self) -> str:
@@ -270,6 +273,7 @@ class Drift:
             "first_seq": first,
             "last_seq": end - 1,
             "lost_ranges": [list(run) for run in self.lost.ranges()],
+            "open_ranges": [list(run) for run in self.open.ranges()],
             "copies": [copy.to_json() for copy in self.copies],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "notes": list(self.notes),

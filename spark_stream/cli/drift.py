@@ -25,7 +25,7 @@ from spark_stream.cli.options import (
     JsonOption,
     StoreOption,
     open_store,
-    read_key,
+    read_keys,
     remember_store,
     resolve_store,
 )
@@ -105,7 +105,7 @@ def nats(
     from storage_core.foreign import open_foreign
 
     check_picture(picture)
-    source = open_foreign(directories, "nats", account, encryption_key=read_key(encryption_key))
+    source = open_foreign(directories, "nats", account, encryption_key=read_keys(encryption_key))
     _compare_foreign(source, streams, picture, json)
 
 
@@ -250,6 +250,9 @@ def _print(drifts: Sequence["Drift"]) -> None:
         for first, end in drift.lost.ranges_head(SHOWN_COUNT_MAX):
             which = f"sequence {first}" if end == first + 1 else f"sequences {first} to {end - 1}"
             say(f"stream {drift.stream}: no copy has {which} whole")
+        for first, end in drift.open.ranges_head(SHOWN_COUNT_MAX):
+            which = f"sequence {first} was" if end == first + 1 else f"sequences {first} to {end - 1} were"
+            say(f"stream {drift.stream}: {which} removed or {'is' if end == first + 1 else 'are'} lost: no copy tells")
         say(f"stream {drift.stream}: {drift.verdict()}; together {counted(drift.message_count, 'message')}")
     if not drifts:
         say("no streams")

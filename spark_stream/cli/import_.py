@@ -18,7 +18,7 @@ from spark_stream.cli.options import (
     StoreOption,
     TakeOverOption,
     open_store,
-    read_key,
+    read_keys,
     refuse_twice,
     remember_store,
 )
@@ -33,7 +33,19 @@ if TYPE_CHECKING:
 
 _RANGE = re.compile(r"^sequences? \d+( to \d+)?:? ")  # what a reason begins with, and the line has already
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
-_COLUMNS = ("name", "read", "messages", "message bytes", "holes", "lost", "first", "last", "consumers", "replicas")
+_COLUMNS = (
+    "name",
+    "read",
+    "messages",
+    "message bytes",
+    "holes",
+    "lost",
+    "open",
+    "first",
+    "last",
+    "consumers",
+    "replicas",
+)
 
 app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
 
@@ -82,7 +94,7 @@ def import_nats(
     from storage_core.foreign.nats.store import LAYOUT
 
     names = _names(streams, as_names)
-    source = open_foreign(directories, LAYOUT, account, encryption_key=read_key(encryption_key))
+    source = open_foreign(directories, LAYOUT, account, encryption_key=read_keys(encryption_key))
     _import(source, names, replicas, spark, take_over, store, json)
 
 
@@ -256,7 +268,8 @@ def _print(report: dict[str, Any]) -> None:
     rows = [
         [
             stream["name"], stream["read"], stream["messages"], show_size(stream["bytes"]), stream["holes"],
-            stream["lost"], stream["first_seq"], stream["last_seq"], len(stream["consumers"]), stream["num_replicas"],
+            stream["lost"], stream["open"], stream["first_seq"], stream["last_seq"], len(stream["consumers"]),
+            stream["num_replicas"],
         ]
         for stream in report["streams"]
     ]  # fmt: skip
@@ -324,13 +337,14 @@ def _in_our_words(reason: str) -> str:
 
 def _verdict(report: dict[str, Any]) -> str:
     streams = [stream for stream in report["streams"] if not stream["already"]]
-    total = {key: sum(stream[key] for stream in streams) for key in ("messages", "holes", "lost")}
+    total = {key: sum(stream[key] for stream in streams) for key in ("messages", "holes", "lost", "open")}
     consumers = sum(len(stream["consumers"]) for stream in streams)
     left = sum(damage["left"] for damage in report["damage"])
     parts = [
         f"imported {counted(total['messages'], 'message')} of {counted(len(streams), 'stream')}",
         counted(total["holes"], "hole"),
         f"{total['lost']} lost",
+        *([f"{total['open']} open (removed or lost)"] if total["open"] else []),
         counted(consumers, "consumer"),
     ]
     overcome = "the damage cost no message" if report["damage"] else "no damage is left"

@@ -19,7 +19,7 @@ from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.in_use import Writer, writers
 from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
-from storage_core.foreign.union import StreamCopy, UnionSlice, clip, plan_union
+from storage_core.foreign.union import SEQUENCE_END, StreamCopy, UnionSlice, clip, plan_union
 from storage_core.paths import labels_of
 from storage_core.sequences import SequenceSet
 from storage_core.suggestions import instead
@@ -101,6 +101,14 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return what would make reading a good deal faster; "" if nothing would."""
         return ""
 
+    def _sure_from(self, state: E) -> int:
+        """Return from which sequence on a copy shows nothing that was removed: removals of others may be lost."""
+        return 0
+
+    def _former(self, copies: Sequence[P]) -> dict[str, str]:
+        """Return which copies no longer belong to the stream, by path, and how that is seen."""
+        return {}
+
     @abstractmethod
     def _replica_count(self, copy: P) -> int:
         """Return how many copies there should be, as far as a copy tells; 0 if it does not."""
@@ -132,14 +140,26 @@ class CopiesStore(ABC, Generic[P, E]):
 
     def bounds(self, stream: str) -> tuple[int, int]:
         """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
-        states = [state for _, state in self._readable(self._copies(stream))]
+        copies = self._copies(stream)
+        former = self._former(copies)
+        states = [state for copy, state in self._readable(copies) if copy.path not in former]
         filled = [state for state in states if state.first <= state.last] or states
         first = min(state.first for state in filled)
         return first, max(first, *(state.last + 1 for state in states))
 
     def notes(self, stream: str) -> list[str]:
         """Return what is wrong beside the messages of a stream, which is read all the same."""
-        return list(dict.fromkeys(note.reason for note in self._notes_of(self._copies(stream))))
+        return list(dict.fromkeys(note.reason for note in self.noted(stream)))
+
+    def replica_count(self, stream: str) -> int:
+        """Return how many copies there should be, as far as those that are here tell; 0 if they do not."""
+        copies = self._all_copies(stream)
+        former = self._former(copies)
+        return max(self._replica_count(copy) for copy in copies if copy.path not in former)
+
+    def noted(self, stream: str) -> list[ForeignDamage]:
+        """Return the same as damage."""
+        return self._notes_of(self._copies(stream))
 
     def caveat(self, stream: str) -> str:
         """Return what no copy could tell of a stream although nothing is wrong with it; "" if there is nothing."""
@@ -236,11 +256,14 @@ class CopiesStore(ABC, Generic[P, E]):
         if len(bare) > max(map(self._replica_count, copies)) - len(copies):
             bare = []  # it need not be there, or nobody can tell which of them should have it
         places = [copy.path for copy in copies] + bare
+        former = self._former(copies)
         stream_copies = []
         for copy, label in zip(copies, _labels(self._named_paths, places), strict=False):
             try:
                 slices = sorted(self._slices(copy), key=lambda part: part.first)
-                stream_copies.append(StreamCopy(label, copy.path, tuple(slices), self._state(copy).removed))
+                state = self._state(copy)
+                sure_from = SEQUENCE_END if copy.path in former else self._sure_from(state)
+                stream_copies.append(StreamCopy(label, copy.path, tuple(slices), state.removed, "", sure_from))
             except StorageError as error:
                 stream_copies.append(StreamCopy(label, copy.path, (), SequenceSet.empty(), str(error)))
         for path, label in zip(bare, _labels(self._named_paths, places)[len(copies) :], strict=True):
@@ -298,30 +321,15 @@ class CopiesStore(ABC, Generic[P, E]):
         return readable
 
     def _notes_of(self, copies: Sequence[P]) -> list[ForeignDamage]:
-        """Return the notes of copies, without doubts of one that another one resolves.
-
-        What the other has and this one lacks is reported with the differences of the copies.
-        """
-        notes = [(copy, note) for copy in copies for note in self._notes(copy)]
-        if len(copies) < 2 or not any(note.doubt for _, note in notes):
-            return [note for _, note in notes]
-        known = SequenceSet.empty()
-        for copy in copies:
-            doubts = SequenceSet.from_ranges(note.doubt for by, note in notes if by is copy and note.doubt)
-            known = known.union(self._known(copy).difference(doubts))
-        return [
-            note
-            for _, note in notes
-            if note.doubt is None or known.count_in(*note.doubt) < note.doubt[1] - note.doubt[0]
+        """Return the notes of copies. What one of several cannot tell of removals is the others' to tell."""
+        former = self._former(copies)
+        notes = [
+            note_damage(self.layout, copy.account, copy.name, copy.path, former[copy.path])
+            for copy in copies
+            if copy.path in former
         ]
-
-    def _known(self, place: P) -> SequenceSet:
-        """Return the sequences that a copy answers for: those that it shows, has damaged, or knows to be removed."""
-        try:
-            shown = SequenceSet.from_ranges((part.first, part.end) for part in self._slices(place))
-            return shown.union(self._state(place).removed)
-        except StorageError:
-            return SequenceSet.empty()
+        notes += [note for copy in copies for note in self._notes(copy)]
+        return notes if len(copies) < 2 else [replace(note, unclear=False) for note in notes]
 
     def _state(self, place: P) -> E:
         if place.path not in self._states:

@@ -56,6 +56,7 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
         copies=tuple(drifts),
         together=collected.together.build(),
         conflicts=tuple(joined(collected.conflicts)),
+        open=collected.open,
         notes=(*_notes(store, stream, copies), *collected.notes()),
     )
 
@@ -68,6 +69,7 @@ class _Collected:
         self.runs = [RunsBuilder() for _ in copies]
         self.digests = [hashlib.blake2b(digest_size=16) for _ in copies]
         self.together = RunsBuilder()
+        self.open = SequenceSet.empty()
         self.conflicts: list[Conflict] = []
         self.harmless: list[str] = []  # damage that touches no message
         self.unlisted = [0, 0]  # conflicts and harmless damage beyond what is listed
@@ -76,11 +78,12 @@ class _Collected:
         outcome = examined.outcome
         served = np.where(outcome.unsettled, State.DIFFERENT, State.THERE)
         self.together.add(outcome.sequences, np.where(outcome.served_by == NOBODY, 0, served))
-        lost = outcome.lost.clip(first, min(end, self._end))
+        lost = outcome.losses.lost.clip(first, min(end, self._end))
+        self.open = self.open.union(outcome.losses.open.clip(first, min(end, self._end)))
         self.together.add_set(lost, State.MISSING)
         for at, ballot in enumerate(examined.ballots):
             self.runs[at].add(outcome.sequences, outcome.states[:, at])
-            damaged = lost.intersection(ballot.damaged)
+            damaged = lost.intersection(ballot.claims.damaged)
             self.runs[at].add_set(damaged, State.DAMAGED)
             self.runs[at].add_set(lost.difference(damaged), State.MISSING)
             self.digests[at].update(ballot.shown.sequences.tobytes())
@@ -88,7 +91,7 @@ class _Collected:
         listed, more = conflicts(outcome, self._labels, max(0, LISTED_COUNT_MAX - len(self.conflicts)))
         self.conflicts += listed
         self.unlisted[0] += len(more)
-        touched = SequenceSet.from_sequences(outcome.sequences).union(outcome.lost)
+        touched = SequenceSet.from_sequences(outcome.sequences).union(outcome.losses.lost).union(outcome.losses.open)
         for each in (each for looks in examined.looks for look in looks for each in look.damage):
             if each.first is None or not touched.clip(each.first, each.end or end):
                 if len(self.harmless) < LISTED_COUNT_MAX:
@@ -120,11 +123,7 @@ def joined(collected: Sequence[Conflict]) -> list[Conflict]:
 
 def _notes(store: ForeignStore, stream: str, copies: Sequence[StreamCopy]) -> list[str]:
     notes = list(store.notes(stream))
-    configs = [copy.config for copy in store.copies(stream) if copy.config]
-    wanted = max((config.get("num_replicas", 0) for config in configs), default=0)
-    if isinstance(wanted, int) and len(copies) < wanted:
+    wanted = store.replica_count(stream)
+    if len(copies) < wanted:
         notes.append(f"{len(copies)} of its {wanted} replicas are here")
-    created = {str(config.get("Created", config.get("created", ""))) for config in configs}
-    if len(created) > 1:
-        notes.append(f"the copies were created at different times, so they may be different streams: {sorted(created)}")
     return notes

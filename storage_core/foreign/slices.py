@@ -13,7 +13,7 @@ STREAM_COLUMNS = (
     "consumers", "compression", "encrypted", "source", "problem", "config",
 )  # fmt: skip
 DAMAGE_COLUMNS = (
-    "stream", "account", "file", "offset_bytes", "end_bytes", "first", "end", "lost_count", "served", "costs",
+    "stream", "account", "file", "offset_bytes", "end_bytes", "first", "end", "lost_count", "open", "served", "costs",
     "reason", "description",
 )  # fmt: skip
 
@@ -46,6 +46,9 @@ class ForeignSlice:
     bounds: tuple[int, int] = (1, 1 << 63)  # layout=stan: what the whole file answers for; the rest of it is not its
     left_out: bytes = b""  # layout=stan: SequenceSet.encode(), offset_bytes of true records that are not served
     told: "tuple[tuple[int, ForeignDamage], ...]" = ()  # layout=stan: known by now, with the sequence it is told at
+    missing: str = ""  # why no file has the part, of which then nothing is read; "": `path` has it
+    open: bool = False  # nothing tells whether the missing part was removed or is lost
+    atomic_end: int = 0  # layout=nats: one above the last sequence, of a stream that takes atomic batches; else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class ForeignDamage:
     offset_bytes: int  # in the block; in the decompressed block if it is compressed
     end_bytes: int
     reason: str
-    first: int | None = None  # lost sequences lie in [first, end); None: no message was lost
+    first: int | None = None  # lost or open sequences lie in [first, end); None: there are none
     end: int | None = None  # None with a first: nothing tells how far the loss reaches
     lost_count: int | None = None  # messages lost, if an index tells
     unclear: bool = False  # no message is known to be lost, but a removal may be, so that a removed message shows again
@@ -106,9 +109,7 @@ class ForeignDamage:
     elsewhere: bool = False  # other copies have the messages [first, end), and they were read from there
     disputed: bool = False  # copies have different content of them, and no majority tells which is right
     places: int = 1  # of damage that it stands for; `reason` says so
-    doubt: tuple[int, int] | None = (
-        None  # what became of the sequences [first, end) is not known; other copies may tell
-    )
+    open: bool = False  # nothing tells whether the messages [first, end) were removed or are lost
 
     def row(self) -> dict[str, Any]:
         """Return it as a row of DAMAGE_COLUMNS."""
@@ -135,7 +136,11 @@ class ForeignDamage:
             which = f"with sequence {self.first} was" if is_single else f"{self.first} to {self.end - 1} were"
             loss = f"the message{'' if is_single else 's'} {which} read without a checksum that holds"
         elif self.first is None:
-            loss = "a damaged record of a removal" if self.unclear else "damage that cost no message"
+            loss = "removed messages may show again" if self.unclear else "damage that cost no message"
+        elif self.open and self.end is not None:
+            is_single = self.end == self.first + 1
+            which = f"sequence {self.first} was" if is_single else f"sequences {self.first} to {self.end - 1} were"
+            loss = f"{which} removed or {'is' if is_single else 'are'} lost"
         elif self.end is None:
             loss = f"messages from sequence {self.first} on are lost"
         elif self.end == self.first + 1:
@@ -146,8 +151,6 @@ class ForeignDamage:
         return f"stream {self.stream!r}: {loss}: {self.file} at offset_bytes {self.offset_bytes}: {self.reason}"
 
 
-def note_damage(
-    layout: str, account: str, stream: str, file: str, reason: str, doubt: tuple[int, int] | None = None
-) -> ForeignDamage:
+def note_damage(layout: str, account: str, stream: str, file: str, reason: str, unclear: bool = False) -> ForeignDamage:
     """Return damage to a file that holds no messages, or of which nobody knows what messages it held."""
-    return ForeignDamage(layout, account, stream, file, 0, 0, reason, doubt=doubt)
+    return ForeignDamage(layout, account, stream, file, 0, 0, reason, unclear=unclear)

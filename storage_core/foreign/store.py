@@ -40,15 +40,15 @@ def open_foreign(
     *,
     truncate_bad_eof: bool = False,
     no_crc: bool = False,
-    encryption_key: str | None = None,
+    encryption_key: str | Sequence[str] | None = None,
 ) -> ForeignStore:
     """Return the store of another server that lies at or below the paths.
 
     For layout=nats `account` leaves only the streams of that account, and `encryption_key` is the key in the server's
-    configuration, for streams that are encrypted. For layout=stan `truncate_bad_eof` reads past
-    an unexpected end of a file, and `no_crc` serves messages whose checksum fails; both are reported as damage. Raises
-    NotAStoreError, NotFoundError for an account that is not there, ValueError for a layout that is not known or has
-    not what is asked for.
+    configuration, for streams that are encrypted; several, or a text of several lines: the key of now and former ones.
+    For layout=stan `truncate_bad_eof` reads past an unexpected end of a file, and `no_crc` serves messages whose
+    checksum fails; both are reported as damage. Raises NotAStoreError, NotFoundError for an account that is not there,
+    ValueError for a layout that is not known or has not what is asked for.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r}: foreign stores are {', '.join(LAYOUTS)}")

@@ -19,6 +19,7 @@ from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_SIZE, rows_alone
 from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests, join
+from storage_core.foreign.losses import Losses, claims
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, note_damage
 from storage_core.foreign.vote import Ballot, Vote, conflicts, vote
 from storage_core.os_errors import raise_if_of_process
@@ -42,6 +43,7 @@ class StreamCopy:
     slices: tuple[ForeignSlice, ...]  # ascending by first sequence, without filters
     removed: SequenceSet  # it says that they were removed
     problem: str = ""  # why it cannot be read; it then has no slices
+    sure_from: int = 0  # see vote.Ballot
 
     @property
     def row_count(self) -> int:
@@ -57,6 +59,7 @@ class CopyPart:
     slices: tuple[ForeignSlice, ...]
     removed: bytes  # SequenceSet.encode()
     problem: str
+    sure_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ def clip(part: UnionSlice, first: int, end: int) -> UnionSlice:
 
 
 def _whole(part: CopyPart) -> StreamCopy:
-    return StreamCopy(part.label, part.path, part.slices, SequenceSet.decode(part.removed), part.problem)
+    return StreamCopy(
+        part.label, part.path, part.slices, SequenceSet.decode(part.removed), part.problem, part.sure_from
+    )
 
 
 def _edges(copies: Sequence[StreamCopy], fullest: StreamCopy) -> list[int]:
@@ -143,7 +148,8 @@ def _edges(copies: Sequence[StreamCopy], fullest: StreamCopy) -> list[int]:
 
 def _part(copy: StreamCopy, first: int, end: int) -> CopyPart:
     inside = tuple(part for part in copy.slices if part.first < end and part.end > first)
-    return CopyPart(copy.label, copy.path, inside, copy.removed.clip(first, end).encode(), copy.problem)
+    removed = copy.removed.clip(first, end).encode()
+    return CopyPart(copy.label, copy.path, inside, removed, copy.problem, copy.sure_from)
 
 
 def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int, end: int) -> UnionSlice:
@@ -189,8 +195,9 @@ def examine(part: UnionSlice, digest_slice: DigestSlice, files: Files = OS_FILES
     """Return what the copies have in the range, and what comes of their vote. Never raises for what they hold."""
     looks = [[_look(part, each, digest_slice, files) for each in copy.slices] for copy in part.copies]
     outcome, ballots = _count(part, looks)
-    if part.no_crc and outcome.lost:  # what fails its checksum has no vote, but it is better than nothing
-        looks = [[_with_suspects(look, outcome.lost, digest_slice, files) for look in some] for some in looks]
+    lost = outcome.losses.lost
+    if part.no_crc and lost:  # what fails its checksum has no vote, but it is better than nothing
+        looks = [[_with_suspects(look, lost, digest_slice, files) for look in some] for some in looks]
         outcome, ballots = _count(part, looks)
     return Examined(outcome, ballots, tuple(map(tuple, looks)), tuple(_damage_of(part, outcome, looks)))
 
@@ -231,7 +238,7 @@ def _count(part: UnionSlice, looks: list[list[Look]]) -> tuple[Vote, tuple[Ballo
     damage = [[each for look in some for each in look.damage] for some in looks]
     ends = _Ends(part, shown, damage)
     ballots = tuple(_ballot(part, at, shown[at], damage[at], ends) for at in range(len(looks)))
-    return vote(ballots, part.first, part.end), ballots
+    return vote(ballots), ballots
 
 
 class _Ends:
@@ -243,9 +250,8 @@ class _Ends:
         self._torn = [any(each.first is not None and each.end is None for each in some) for some in damage]
 
     def of(self, copy: int, damage: ForeignDamage) -> int:
-        """Return where the sequences end that a damage of one copy may have cost."""
-        if damage.end is not None or damage.first is None:
-            return damage.end or 0
+        """Return where the sequences end that a damage of one copy, without an end of its own, may have cost."""
+        assert damage.first is not None, damage
         others = [at for at in range(len(self._lasts)) if at != copy]
         furthest = max((self._lasts[at] for at in others), default=NOWHERE)
         if furthest >= damage.first:
@@ -257,20 +263,15 @@ class _Ends:
 
 def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignDamage], ends: _Ends) -> Ballot:
     copy = part.copies[at]
-    damaged: list[tuple[int, int]] = []
-    missing: list[tuple[int, int]] = []
-    for loss in damage:
-        if loss.first is not None and not loss.served:
-            places = missing if loss.gone else damaged
-            places.append((max(loss.first, part.first), min(ends.of(at, loss), part.end)))
+    claimed = claims(damage, part.first, part.end, lambda each: ends.of(at, each))
     if copy.problem:
-        damaged = [(part.first, part.end)]
+        claimed = replace(claimed, damaged=SequenceSet.from_ranges([(part.first, part.end)]))
     return Ballot(
         label=copy.label,
         shown=shown,
         removed=SequenceSet.decode(copy.removed),
-        damaged=SequenceSet.from_ranges(damaged),
-        gone=SequenceSet.from_ranges(missing),
+        claims=claimed,
+        sure_from=copy.sure_from,
         readable=not copy.problem,
     )
 
@@ -284,7 +285,7 @@ def _damage_of(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iter
     clean = sum(not damage and not copy.problem for damage, copy in zip(heard, part.copies, strict=True))
     for label, damage in zip(labels, heard, strict=True):
         for defect in damage:
-            yield _decided(defect, outcome.lost, label, others_are_clean=clean > 0)
+            yield from _decided(defect, outcome.losses, label, others_are_clean=clean > 0)
     listed, more = conflicts(outcome, labels)
     for conflict in listed:
         minority = _minority(conflict.versions, conflict.served)
@@ -312,26 +313,33 @@ def _damage_of(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iter
             yield replace(lack, gone=True, places=places)
 
 
-def _decided(damage: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:
-    """Return damage to one copy as it is for all of them together."""
+def _decided(damage: ForeignDamage, left: Losses, label: str, others_are_clean: bool) -> Iterator[ForeignDamage]:
+    """Yield damage to one copy as it is for all of them together: one for each run of sequences that it costs."""
     if damage.first is None or damage.served:
-        return replace(damage, unclear=damage.unclear and not others_are_clean)
+        yield replace(damage, unclear=damage.unclear and not others_are_clean)
+        return
     end = SEQUENCE_END if damage.end is None else damage.end
-    left = lost.clip(damage.first, end)
-    if left:
-        stop = int(left.ends[-1])
-        open_end = damage.end is None and stop >= SEQUENCE_END
-        return replace(
-            damage,
-            first=int(left.starts[0]),
-            end=None if open_end else stop,
-            lost_count=None if open_end else len(left),
+    costs = (left.lost.union(left.open) if damage.open else left.lost).clip(damage.first, end)
+    for first, stop in costs.ranges_head(PLACE_COUNT_MAX):
+        has_no_end = damage.end is None and stop >= SEQUENCE_END
+        count = None if has_no_end else stop - first
+        yield replace(damage, first=first, end=None if has_no_end else stop, lost_count=count)
+    if costs.run_count > PLACE_COUNT_MAX:
+        first, stop = int(costs.starts[PLACE_COUNT_MAX]), int(costs.ends[-1])
+        more = costs.run_count - PLACE_COUNT_MAX
+        has_no_end = damage.end is None and stop >= SEQUENCE_END
+        reason = together(more, damage.reason)
+        yield replace(
+            damage, first=first, end=None if has_no_end else stop, lost_count=None, reason=reason, places=more
         )
+    if costs:
+        return
     which = f"sequence {damage.first}" if damage.end == damage.first + 1 else f"sequences from {damage.first} on"
     if damage.end is not None and damage.end > damage.first + 1:
         which = f"sequences {damage.first} to {damage.end - 1}"
-    reason = f"{which} damaged in {label}, read from other copies where there were any: {damage.reason}"
-    return replace(damage, elsewhere=True, unclear=False, reason=reason)
+    what = "not" if damage.gone else "damaged"
+    reason = f"{which} {what} in {label}, read from other copies where there were any: {damage.reason}"
+    yield replace(damage, elsewhere=True, open=False, unclear=False, reason=reason)
 
 
 def _minority(versions: tuple[tuple[str, ...], ...], served: int | None) -> str:

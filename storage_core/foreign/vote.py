@@ -4,7 +4,8 @@ Each copy that can be read says of a sequence that it has a message with some co
 removed since, or nothing: it lost it, its bytes are damaged, or it never came so far. Who says nothing has no vote.
 
 1. Is there a message? Not if more copies say removed than have one. A lost removal shows a message again, a removal
-   too many hides one for ever: so a tie keeps it.
+   too many hides one for ever: so a tie keeps it. A copy that may have lost removals does not count as one that has it,
+   nor does one that no longer belongs to the stream: a removal that another copy proves stands against them.
 2. Which? The content that more than half of those copies have that have any: a majority.
 3. Without a majority: the content that most copies have; of several the one that was stored last, for a server that
    was elected later writes over what an earlier one had not replicated; at the same time to the nanosecond the one
@@ -21,6 +22,7 @@ import numpy as np
 from storage_core.comparison import Conflict, Rule, State
 from storage_core.foreign.budget import PLACE_COUNT_MAX
 from storage_core.foreign.digests import Digests
+from storage_core.foreign.losses import Claims, Losses, losses
 from storage_core.sequences import SequenceSet, distinct
 
 NOBODY = -1
@@ -34,8 +36,8 @@ class Ballot:
     label: str
     shown: Digests
     removed: SequenceSet  # had a message that is gone on purpose; what is also in `shown` is not meant
-    damaged: SequenceSet  # bytes that should hold them fail their checksum; what is in `shown` is not meant
-    gone: SequenceSet  # their file is not there
+    claims: Claims  # by its damage; what is in `shown` is not meant
+    sure_from: int = 0  # what it shows from this sequence on was not removed; of others it may have lost the removal
     readable: bool = True  # else all of it counts as damaged, and nothing is known to be lost by that
 
 
@@ -48,7 +50,7 @@ class Vote:
     rules: np.ndarray  # int8 position in _RULES, of the sequences in dispute; others have a majority
     states: np.ndarray  # uint8 of State, or 0
     versions: np.ndarray  # int8: position of the first copy with the same content, NOBODY: none, -2: removed
-    lost: SequenceSet  # no copy has them, and none says that they were removed
+    losses: Losses  # no copy has them, and none says that they were removed
 
     @property
     def unsettled(self) -> np.ndarray:
@@ -56,8 +58,8 @@ class Vote:
         return np.asarray((self.rules == 1) | (self.rules == 2))
 
 
-def vote(ballots: Sequence[Ballot], first: int, end: int) -> Vote:
-    """Return what comes of it for the sequences in `[first, end)`."""
+def vote(ballots: Sequence[Ballot]) -> Vote:
+    """Return what comes of it for all sequences that the copies speak of."""
     sequences = _all_sequences(ballots)
     has, digests, times_ns = _tables(ballots, sequences)
     removed = np.stack([copy.removed.mask(sequences) for copy in ballots], axis=1) & ~has
@@ -66,13 +68,14 @@ def vote(ballots: Sequence[Ballot], first: int, end: int) -> Vote:
     best = _best(counts, times_ns, digests, has)
     row = np.arange(len(sequences))
     best_counts, best_digests = counts[row, best], digests[row, best]
-    rules = _rules(counts, best_counts, holders, removers)
+    sure = sequences[:, None] >= np.array([ballot.sure_from for ballot in ballots])
+    rules = _rules(counts, best_counts, holders, (has & sure).sum(axis=1), removers)
     same = has & (digests == best_digests[:, None])
     present = same & ((rules != 1) & (rules != 2) & (rules != 3))[:, None]
     states = np.where(present, State.THERE, np.where(has, State.DIFFERENT, 0)).astype(np.uint8)
     expected = (rules != 3)[:, None] & ~has
     for at, ballot in enumerate(ballots):
-        absent = np.where(ballot.damaged.mask(sequences), State.DAMAGED, State.MISSING)
+        absent = np.where(ballot.claims.damaged.mask(sequences), State.DAMAGED, State.MISSING)
         states[:, at] = np.where(expected[:, at], absent, states[:, at])
     return Vote(
         sequences=sequences,
@@ -80,7 +83,7 @@ def vote(ballots: Sequence[Ballot], first: int, end: int) -> Vote:
         rules=rules,
         states=states,
         versions=_versions(has, digests, removed),
-        lost=_lost(ballots, sequences, first, end),
+        losses=_losses(ballots, sequences),
     )
 
 
@@ -158,12 +161,14 @@ def _best(counts: np.ndarray, times_ns: np.ndarray, digests: np.ndarray, has: np
     return best
 
 
-def _rules(counts: np.ndarray, best_counts: np.ndarray, holders: np.ndarray, removers: np.ndarray) -> np.ndarray:
+def _rules(
+    counts: np.ndarray, best_counts: np.ndarray, holders: np.ndarray, sure_holders: np.ndarray, removers: np.ndarray
+) -> np.ndarray:
     """Return positions in _RULES."""
     rivals = (counts == best_counts[:, None]).sum(axis=1) > best_counts  # as many have another content
     rules = np.where(2 * best_counts > holders, 0, np.where(rivals, 2, 1))
     rules = np.where((rules == 0) & (removers > 0), 4, rules)
-    return np.asarray(np.where(removers > holders, 3, rules).astype(np.int8))
+    return np.asarray(np.where(removers > sure_holders, 3, rules).astype(np.int8))
 
 
 def _versions(has: np.ndarray, digests: np.ndarray, removed: np.ndarray) -> np.ndarray:
@@ -174,13 +179,9 @@ def _versions(has: np.ndarray, digests: np.ndarray, removed: np.ndarray) -> np.n
     return versions
 
 
-def _lost(ballots: Sequence[Ballot], sequences: np.ndarray, first: int, end: int) -> SequenceSet:
-    lost = SequenceSet.empty()
-    for ballot in (copy for copy in ballots if copy.readable):
-        lost = lost.union(ballot.damaged.clip(first, end)).union(ballot.gone.clip(first, end))
-    if not lost:
-        return lost
-    lost = lost.difference(SequenceSet.from_sequences(sequences))
+def _losses(ballots: Sequence[Ballot], sequences: np.ndarray) -> Losses:
+    removed = SequenceSet.empty()
     for ballot in ballots:
-        lost = lost.difference(ballot.removed)
-    return lost
+        removed = removed.union(ballot.removed)
+    claimed = [ballot.claims for ballot in ballots if ballot.readable]
+    return losses(claimed, SequenceSet.from_sequences(sequences), removed)

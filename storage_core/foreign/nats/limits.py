@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from storage_core.foreign.nats.record import SIZE_MIN
 from storage_core.foreign.nats.ttl import NEVER
 from storage_core.subjects import is_filter
 
@@ -31,19 +32,31 @@ class Limits:
     max_msgs_per_subject: int
     first_sequence: int
     per_message_ttl: bool = False  # the header Nats-TTL counts
+    rolls_up: bool = False  # the header Nats-Rollup counts
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Limits":
         """Return the limits in a configuration as it stands in meta.inf. Total limits remove only old messages."""
         removes_old = config.get("discard", "old") == "old"
+        refuses_new = not removes_old and config.get("discard_new_per_subject") is True
+        is_copy = bool(config.get("mirror") or config.get("sources"))  # it keeps the headers of others
         return cls(
             _positive(config, "max_msgs") if removes_old else 0,
             _positive(config, "max_bytes") if removes_old else 0,
             0 if _positive(config, "subject_delete_marker_ttl") else _positive(config, "max_age"),
-            _positive(config, "max_msgs_per_subject"),
+            0 if refuses_new else _positive(config, "max_msgs_per_subject"),
             _positive(config, "first_seq"),
             config.get("allow_msg_ttl") is True,
+            config.get("allow_rollup_hdrs") is True and not is_copy,
         )
+
+    def is_near(self, count: int, size: int, removed_count: int, removed_size: int, size_max: int) -> bool:
+        """Return whether a limit of the whole stream may have removed what is missing from it.
+
+        `count` and `size` of what is there, and of what is known to have been there; the largest message.
+        """
+        is_full = 0 < self.max_msgs <= count + removed_count
+        return is_full or 0 < self.max_bytes < size + removed_size + max(size_max, SIZE_MIN)
 
     def keep(
         self,
@@ -52,14 +65,15 @@ class Limits:
         times_ns: np.ndarray,
         subjects: np.ndarray,
         ttls_ns: np.ndarray | None = None,
+        newest_ns: int = 0,
     ) -> np.ndarray:
         """Return a mask of the messages that stay.
 
         Parallel arrays, ascending by sequence; `sizes` are whole records in bytes, `subjects` any codes that are
-        equal where the subjects are, `ttls_ns` as parse_ttls returns them.
+        equal where the subjects are, `ttls_ns` as parse_ttls returns them. `newest_ns`: of a message that was removed.
         """
         keep = sequences >= self.first_sequence
-        newest = int(times_ns.max()) if len(times_ns) else 0
+        newest = max(newest_ns, int(times_ns.max())) if len(times_ns) else 0
         if ttls_ns is not None:
             keep &= (ttls_ns <= 0) | (newest - times_ns < ttls_ns)
         if self.max_msgs:

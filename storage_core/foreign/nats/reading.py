@@ -18,6 +18,7 @@ from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
 from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests
+from storage_core.foreign.nats.batches import half_batches
 from storage_core.foreign.nats.block import BlockContent, read_block
 from storage_core.foreign.nats.columns import build_batch, subjects_of
 from storage_core.foreign.nats.highwayhash import LONG_SIZE, Key
@@ -54,6 +55,7 @@ class OpenedSlice:
         for content, shown, subjects in self._shown(on_damage):
             if on_damage is not None:
                 subjects = _tell_unproven(self.part, content, shown, subjects, on_damage)
+                _tell_half_batches(self.part, content, shown, on_damage)
             kept, subjects = _filtered(self.part, content, shown, subjects)
             for first, end in runs_by_size(np.maximum(kept.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
                 own = None if subjects is None else subjects.slice(first, end - first)
@@ -62,6 +64,7 @@ class OpenedSlice:
     def digests(self, on_damage: Callable[[ForeignDamage], None]) -> Iterator[Digests]:
         """Yield digests of the messages, whatever the filters. Damage goes to `on_damage`."""
         for content, shown, _ in self._shown(on_damage):
+            _tell_half_batches(self.part, content, shown, on_damage)
             yield Digests(shown.sequences, shown.times_ns, content_digests(content, shown))
 
     def _shown(
@@ -143,8 +146,10 @@ def _is_sound(part: ForeignSlice, content: BlockContent) -> bool:
 
 def _content(part: ForeignSlice, files: Files) -> BlockContent | ForeignDamage:
     """Return what the block of a part holds, or why it cannot be read."""
+    if part.missing:
+        return replace(_whole_block(part, part.missing), gone=not part.file_size, open=part.open)
     try:
-        content = read_block(part.path, files, part.key)
+        content = read_block(part.path, files, part.key, block_key(part.stream, part.block_index))
     except FileNotFoundError:
         return replace(_whole_block(part, "the file is gone"), gone=True)
     except OSError as error:
@@ -207,6 +212,27 @@ def _tell_unproven(
         place = RecordDamage(int(unproven.starts[0]), int(unproven.ends[-1]), reason, 0, None)
         on_damage(_foreign_damage(part, place, "", SequenceSet.empty()))
     return subjects
+
+
+def _tell_half_batches(
+    part: ForeignSlice, block: pa.Buffer, shown: Records, on_damage: Callable[[ForeignDamage], None]
+) -> None:
+    """Say which messages are half of an atomic batch. They are served: they are whole, and none is known to be lost."""
+    if not part.atomic_end or not len(shown):
+        return
+    halves = half_batches(block, shown, part.atomic_end)
+    for row, count, batch in halves[:PLACE_COUNT_MAX]:
+        sequence = int(shown.sequences[row - 1])
+        reason = (
+            f"half of the atomic batch {batch!r}: {count} of its messages, the last with sequence {sequence}, and none "
+            "that commits it; all of a batch are there or none, so these were to be none"
+        )
+        place = RecordDamage(int(shown.starts[row - count]), int(shown.ends[row - 1]), reason, 0, None)
+        on_damage(_foreign_damage(part, place, "", SequenceSet.empty()))
+    if len(halves) > PLACE_COUNT_MAX:
+        more = len(halves) - PLACE_COUNT_MAX
+        place = RecordDamage(0, part.file_size, together(more, "half of an atomic batch"), 0, None, more)
+        on_damage(_foreign_damage(part, place, "", SequenceSet.empty()))
 
 
 def _filtered(

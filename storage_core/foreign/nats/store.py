@@ -1,7 +1,8 @@
 """A JetStream store: its streams by name, and plans over them."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from storage_core.errors import NotFoundError, StorageError
@@ -11,11 +12,14 @@ from storage_core.foreign.copies import CopiesStore
 from storage_core.foreign.nats.block import first_size
 from storage_core.foreign.nats.consumers import CONSUMERS_DIRECTORY, read_consumers
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
+from storage_core.foreign.nats.extent import BlockState, StreamState, with_sent
 from storage_core.foreign.nats.highwayhash import LONG_SIZE
+from storage_core.foreign.nats.holes import removes_silently
+from storage_core.foreign.nats.index import SEQUENCE_END
 from storage_core.foreign.nats.limits import configured_subjects
 from storage_core.foreign.nats.long_chains import COMPILED_TIMES, side_by_side_size
 from storage_core.foreign.nats.meta import INDEX_FILE, META_FILE
-from storage_core.foreign.nats.state import BlockState, StreamState, load_state
+from storage_core.foreign.nats.state import load_state
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.suggestions import instead
 
@@ -32,7 +36,7 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         paths: Sequence[str | os.PathLike[str]],
         account: str | None = None,
         files: Files = OS_FILES,
-        encryption_key: str | None = None,
+        encryption_key: str | Sequence[str] | None = None,
     ) -> None:
         streams = find_streams(paths, files, encryption_key)
         if account is not None:
@@ -44,7 +48,38 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         super().__init__(paths, files, streams)
 
     def _load(self, directory: StreamDirectory) -> StreamState:
-        return load_state(directory, self._files)
+        state = load_state(directory, self._files)
+        sent: list[int] = []
+        if state.last < SEQUENCE_END:
+            with suppress(StorageError):  # what is wrong with consumers is told of them
+                sent += [each.delivered or 0 for each in read_consumers(directory, None, lambda _: None, self._files)]
+        is_silent = removes_silently(directory.config, False)
+        return with_sent(state, max(sent, default=0), directory.messages_path, is_silent)
+
+    def _former(self, copies: Sequence[StreamDirectory]) -> dict[str, str]:
+        """A scale-down leaves the directories of nodes that were off: they still have the former number of replicas,
+        and are behind.
+        """
+        if len(copies) < 2 or len({self._replica_count(copy) for copy in copies}) < 2:
+            return {}
+        lasts = {}
+        for copy in copies:
+            with suppress(StorageError):  # of one that cannot be read nobody knows
+                lasts[copy.path] = self._state(copy).last
+        known = [copy for copy in copies if copy.path in lasts and self._replica_count(copy)]
+        if not known:
+            return {}
+        leading = max(known, key=lambda copy: (lasts[copy.path], -self._replica_count(copy)))
+        count = self._replica_count(leading)
+        return {
+            copy.path: (
+                f"{copy.path} is of before a scale-down: its num_replicas is {self._replica_count(copy)}, that of "
+                f"{leading.path}, which went further, is {count}. It no longer belongs to the stream: what the other "
+                "says was removed stays so"
+            )
+            for copy in known
+            if self._replica_count(copy) > count
+        }
 
     def _replica_count(self, directory: StreamDirectory) -> int:
         count = directory.config.get("num_replicas", 0)
@@ -53,18 +88,21 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
     def _notes(self, directory: StreamDirectory) -> list[ForeignDamage]:
         meta = str(Path(directory.path) / META_FILE)
         unknown = "its limits are unknown, what they had removed may show again"
-        notes = [
-            note_damage(LAYOUT, directory.account, directory.name, meta, f"{unknown}: {note}")
-            for note in directory.notes
-        ]
         try:
             state = self._state(directory)
         except StorageError:  # reported where its messages are asked for
-            return notes
+            state = None
+        rebuilt = state is not None and state.source == "blocks"
+        account, name = directory.account, directory.name
+        notes = list(_purge_notes(directory, state))
+        notes += [note_damage(LAYOUT, account, name, meta, f"{unknown}: {note}", rebuilt) for note in directory.notes]
         return notes + [
-            note_damage(LAYOUT, directory.account, directory.name, directory.messages_path, note.reason, note.doubt)
-            for note in state.notes
+            note_damage(LAYOUT, account, name, directory.messages_path, note.reason, note.unclear)
+            for note in (state.notes if state is not None else ())
         ]
+
+    def _sure_from(self, state: StreamState) -> int:
+        return state.forgets_below
 
     def _caveat(self, state: StreamState) -> str:
         if state.indexed:
@@ -141,6 +179,20 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         )
 
 
+def _purge_notes(directory: StreamDirectory, state: StreamState | None) -> Iterator[ForeignDamage]:
+    """Yield what is to be said of a purge that was not finished."""
+    place = Path(directory.messages_path)
+    if directory.is_purged and state is not None:
+        reason = (
+            f"{place.name} holds {state.first} to {state.last} of a purge that was not finished, and there are no "
+            "other blocks: they are read as they were, and were to be removed"
+        )
+        yield note_damage(LAYOUT, directory.account, directory.name, str(place), reason, unclear=True)
+    if directory.begun_purge:
+        reason = f"a purge was begun and not finished: {directory.begun_purge}, which it would have left, is not read"
+        yield note_damage(LAYOUT, directory.account, directory.name, str(place), reason)
+
+
 def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, first: int, end: int) -> ForeignSlice:
     removed = block.removed.clip(first, end)
     asked = max(0, end - first) - len(removed)
@@ -162,4 +214,7 @@ def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, fi
         configured=configured_subjects(directory.config),
         key=block.file.key,
         sound_crc32c=block.sound_crc32c,
+        missing=block.missing,
+        atomic_end=state.last + 1 if directory.config.get("allow_atomic") is True else 0,
+        open=block.open,
     )

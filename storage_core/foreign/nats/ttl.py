@@ -1,9 +1,10 @@
-"""Time to live of single messages: the header `Nats-TTL`, for many messages at once.
+"""Headers by which messages end: `Nats-TTL`, their own time to live, and `Nats-Rollup`, which ends those before.
 
-It is `never`, whole seconds, or a duration as Go writes it, `1h30m`, of a second at least. What is none of these is
-no time to live: the server refuses such a message unless the stream did not look at the header yet.
+The time to live is `never`, whole seconds, or a duration as Go writes it, `1h30m`, of a second at least. What is none
+of these is no time to live: the server refuses such a message unless the stream did not look at the header yet.
 
-Source: nats-server, server/stream.go (`getMessageTTL`, `parseMessageTTL`); Go, package time (`ParseDuration`).
+Source: nats-server, server/stream.go (`getMessageTTL`, `parseMessageTTL`, `getRollup`); Go, package time
+(`ParseDuration`).
 """
 
 import re
@@ -16,10 +17,13 @@ import pyarrow.compute as pc
 from storage_core import buffers
 
 NO_TTL, NEVER = 0, -1
+NO_ROLLUP, ROLLUP_SUBJECT, ROLLUP_ALL = 0, 1, 2
 _TEXT_SIZE_MAX = 64  # characters
 TTL_NS_MIN = 1_000_000_000
 TTL_NS_MAX = (1 << 62) - 1  # so that time + time to live fits into 64 bits, as far as a time can be
 _HEADER = rb"\r\nNats-TTL:[ \t]*(?P<ttl>[^\r\n]*?)[ \t]*\r\n"
+_ROLLUP = rb"\r\nNats-Rollup:[ \t]*(?P<rollup>[^\r\n]*?)[ \t]*\r\n"
+_ROLLUPS = {b"sub": ROLLUP_SUBJECT, b"all": ROLLUP_ALL}
 _UNITS_NS = {
     "ns": 1,
     "us": 10**3,
@@ -46,6 +50,17 @@ def parse_ttls(raw: pa.BinaryArray, present: np.ndarray) -> np.ndarray:
         codes = np.where(buffers.nulls(texts.indices), len(values), buffers.numbers(texts.indices))
         ttls[present] = np.array([*values, NO_TTL], np.int64)[codes]
     return ttls
+
+
+def parse_rollups(raw: pa.BinaryArray, present: np.ndarray) -> np.ndarray:
+    """Return what each message replaces (int8): NO_ROLLUP, ROLLUP_SUBJECT, ROLLUP_ALL. Arguments as of parse_ttls."""
+    rollups = np.zeros(len(present), np.int8)
+    if len(raw):
+        texts = pc.extract_regex(raw, _ROLLUP).field("rollup").dictionary_encode()
+        values = [_ROLLUPS.get(value.lower(), NO_ROLLUP) for value in texts.dictionary.to_pylist()]
+        codes = np.where(buffers.nulls(texts.indices), len(values), buffers.numbers(texts.indices))
+        rollups[present] = np.array([*values, NO_ROLLUP], np.int8)[codes]
+    return rollups
 
 
 def parse_ttl(value: bytes) -> int:

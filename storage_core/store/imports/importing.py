@@ -36,13 +36,13 @@ from storage_core.files import OS_FILES, Files
 from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore
 from storage_core.foreign.budget import fold_damage, together
 from storage_core.foreign.plans import match_names
-from storage_core.foreign.slices import note_damage
 from storage_core.foreign.stan.store import StanStore
 from storage_core.frozen import replace
 from storage_core.metadata.commands import PrepareStreams, RecordEvents, RestoreStreams, ids_of_voters
 from storage_core.metadata.manifest import decode_blocks
 from storage_core.metadata.state import StoreState, StreamState, encode_stream, kept_of
 from storage_core.metadata.store_changes import over_totals
+from storage_core.sequences import SequenceSet
 from storage_core.store.backups.restored_streams import PREPARED_NS, STREAMS_SIZE_MAX
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
@@ -212,9 +212,7 @@ class _Import:
         for damage in reported:
             if not (damage.allowed or self._request.goes_on) and damage.record:
                 raise DataLossError(damage.explain())
-        reported += [
-            note_damage(first.layout, first.account, foreign, first.path, note) for note in self._source.notes(foreign)
-        ]
+        reported += self._source.noted(foreign)
         decided = [first.layout, first.account, foreign, msgspec.to_builtins(config), self._request.goes_on, slices]
         return PlannedStream(
             foreign=foreign,
@@ -403,7 +401,10 @@ class _Import:
         beside = [damage_row(damage) for damage in planned.damage]
         damage_rows = [*beside, *(row for record in records for row in record.damage)]
         self._list(damage_rows)
-        count, lost = stream.message_count, len(stream.lost)
+        count, lost, unexplained = stream.message_count, len(stream.lost), SequenceSet.empty()
+        for record in records:
+            unexplained = unexplained.union(SequenceSet.decode(record.open))
+        unexplained = unexplained.clip(stream.low_watermark, stream.next_sequence)
         shown = stream.next_sequence - stream.low_watermark
         self._reports.append(
             {
@@ -420,6 +421,8 @@ class _Import:
                 "holes": shown - count - lost,
                 "lost": lost,
                 "lost_ranges": [list(run) for run in stream.lost.ranges_head(RANGES_SHOWN)],
+                "open": len(unexplained),
+                "open_ranges": [list(run) for run in unexplained.ranges_head(RANGES_SHOWN)],
                 "damaged": sum(row["left"] for row in damage_rows),
                 "blocks": len(stream.blocks),
                 "num_replicas": stream.config.num_replicas,

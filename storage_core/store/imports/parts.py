@@ -38,6 +38,7 @@ from storage_core.file_kinds import IMPORT_RECORD
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign import ForeignDamage, ForeignSlice, OpenedPart, open_foreign_slices
 from storage_core.foreign.budget import fold_damage
+from storage_core.foreign.losses import Claims, Losses, claims, losses
 from storage_core.foreign.slices import DAMAGE_COLUMNS
 from storage_core.foreign.union import UnionSlice
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks, row_of
@@ -99,6 +100,7 @@ class PartRecord(msgspec.Struct, frozen=True, tag="part"):
     lost: bytes  # encoded SequenceSet: those that the source had and that cannot be read
     read_count: int
     damage: tuple[dict[str, Any], ...]  # as damage_row returns them
+    open: bytes = SequenceSet.empty().encode()  # of what nothing tells whether it was removed or is lost
 
 
 def readable(text: str) -> str:
@@ -213,7 +215,7 @@ class _Reading:
     def __init__(self, goes_on: bool) -> None:
         self._goes_on = goes_on
         self._seen: list[np.ndarray] = []
-        self._missed: list[tuple[SequenceSet, SequenceSet]] = []  # (may be lost, removed) slice by slice
+        self._missed: list[tuple[Claims, SequenceSet]] = []  # (what damage claims, removed) slice by slice
         self._slice: ForeignSlice | None = None
         self.damage: list[ForeignDamage] = []
         self.read_count = 0
@@ -238,23 +240,21 @@ class _Reading:
             if error.filename is not None and not str(error.filename).startswith(str(part.path)):
                 raise
             raise StorageError(f"{part.path} cannot be read: {error.strerror or error}") from error
-        doubtful = SequenceSet.from_ranges(
-            (max(damage.first, part.first), part.end if damage.end is None else min(damage.end, part.end))
-            for damage in reported
-            if damage.first is not None and damage.costs
-        )
-        self._missed.append((doubtful, SequenceSet.decode(part.removed)))
+        claimed = claims(reported, part.first, part.end, lambda _: part.end)
+        self._missed.append((claimed, SequenceSet.decode(part.removed)))
         self.damage += reported
 
     def present(self) -> SequenceSet:
         return SequenceSet.from_sequences(np.concatenate(self._seen)) if self._seen else SequenceSet.empty()
 
-    def lost(self) -> SequenceSet:
-        """Return what the source had and what was not read: where damage is, but for what was removed before."""
-        lost = SequenceSet.empty()
-        for doubtful, removed in self._missed:
-            lost = lost.union(doubtful.difference(removed))
-        return lost.difference(self.present())
+    def losses(self) -> Losses:
+        """Return what the source had and what was not read, and what nothing tells of."""
+        present = self.present()
+        lost = unexplained = SequenceSet.empty()
+        for claimed, removed in self._missed:
+            part = losses([claimed], present, removed)
+            lost, unexplained = lost.union(part.lost), unexplained.union(part.open)
+        return Losses(lost, unexplained)
 
 
 def _check_seen(part: ForeignSlice, files: Files) -> None:
@@ -277,6 +277,7 @@ def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, no
     for at, block in enumerate(blocks):
         rows[at] = row_of(block.summary, block.first, block.summary.span, committed_ns=now_ns)
     instances = {volume.volume_id: volume.instance_id for volume in task.target.place.volumes}
+    left = reading.losses()
     return PartRecord(
         incarnation=task.target.place.incarnation,
         source=task.target.source,
@@ -285,7 +286,8 @@ def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, no
         subjects=tuple(block.summary.subjects for block in blocks),
         holders=tuple(tuple((held, instances[held]) for held in block.file.holders) for block in blocks),
         present=reading.present().encode(),
-        lost=reading.lost().encode(),
+        lost=left.lost.encode(),
+        open=left.open.encode(),
         read_count=reading.read_count,
         damage=tuple(damage_row(damage) for damage in fold_damage(reading.damage)),
     )

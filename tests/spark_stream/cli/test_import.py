@@ -25,9 +25,10 @@ def test_streams_come_with_their_consumers_and_a_report_that_adds_up(trio) -> No
     outcome = trio("import", "nats", NATS / "consumers" / "store")
     heading, row = outcome.out.splitlines()
     assert re.split("  +", heading.strip()) == [
-        "name", "read", "messages", "message bytes", "holes", "lost", "first", "last", "consumers", "replicas",
+        "name", "read", "messages", "message bytes", "holes", "lost", "open", "first", "last", "consumers",
+        "replicas",
     ]  # fmt: skip
-    assert row.split() == ["CONS", "60", "60", "3.9", "KiB", "0", "0", "1", "60", "6", "3"]
+    assert row.split() == ["CONS", "60", "60", "3.9", "KiB", "0", "0", "0", "1", "60", "6", "3"]
     assert outcome.err == "imported 60 messages of 1 stream, 0 holes, 0 lost, 6 consumers; no damage is left\n"
     again = trio("import", "nats", NATS / "consumers" / "store")
     assert (again.code, again.out) == (0, outcome.out)

@@ -219,31 +219,32 @@ def test_every_copy_may_lack_something_else(nodes: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "doubted"),
+    ("gone", "lost"),
     [
         ({"n1": 1}, []),
         ({"n1": 2}, []),
         ({"n1": 1, "n2": 2}, []),
         ({"n1": 1, "n2": 1}, []),
-        ({"n1": 1, "n2": 1, "n3": 1}, ["[1, 5)"] * 3),
-        ({"n1": 2, "n2": 2, "n3": 2}, ["2.blk not there"] * 3),
+        ({"n1": 1, "n2": 1, "n3": 1}, [(1, 5)]),
+        ({"n1": 2, "n2": 2, "n3": 2}, [(5, 9)]),
     ],
 )
 def test_what_a_copy_cannot_tell_without_an_index_another_one_may(
-    tmp_path: Path, gone: dict[str, int], doubted: list[str]
+    tmp_path: Path, gone: dict[str, int], lost: list[tuple[int, int]]
 ) -> None:
     blocks = {1: [*entries(range(1, 5)), (2, None)], 2: entries(range(5, 9)), 3: entries(range(9, 13))}
     nodes = [write_copy(tmp_path / name, blocks, num_replicas=3) for name in ("n1", "n2", "n3")]
     for name, index in gone.items():
         block(tmp_path / name, index).unlink()
-    store = open_foreign(nodes, "nats")
-    notes = [one.reason for one in store.inspect("S")[0]]
-    assert len(notes) == len(doubted)
-    assert all(words in note for words, note in zip(doubted, notes, strict=True))
-    assert store.notes("S") == list(dict.fromkeys(notes))
-    lost = {1: {1, 3, 4}, 2: set(range(5, 9))}[gone["n3"]] if "n3" in gone else set()
-    assert {row["sequence"] for row in read(nodes)} == set(range(1, 13)) - {2} - lost
-    assert all(damage.elsewhere for damage in told(nodes) if damage.first is not None)
+    assert list(drift(nodes).lost.ranges()) == lost
+    costly = [damage for damage in told(nodes) if damage.costs]
+    assert {(damage.first, damage.end) for damage in costly} == set(lost)
+    assert all("not there, and no index tells" in damage.reason for damage in costly)
+    missing = {sequence for first, end in lost for sequence in range(first, end)}
+    assert {row["sequence"] for row in read(nodes)} == set(range(1, 13)) - {2} - missing
+    if lost:
+        with pytest.raises(DataLossError):
+            read(nodes, listen=False)
 
 
 def test_a_torn_end_loses_what_the_other_copies_have_not_and_no_more(nodes: list[Path]) -> None:
@@ -504,14 +505,16 @@ def damaged_copy(path: Path, actions: Sequence[tuple[Any, ...]]) -> None:
             block(path, values[0]).unlink(missing_ok=True)
 
 
-def said(store: Path) -> tuple[dict[int, bytes], set[int]]:
-    """Return what one copy shows when it is read alone, and the sequences it says were removed."""
+def said(store: Path) -> tuple[dict[int, bytes], set[int], int]:
+    """Return what one copy shows when it is read alone, the sequences it says were removed, and from which sequence on
+    it has lost no removal.
+    """
     opened = open_foreign(store)
     if not opened.streams():
-        return {}, set()
+        return {}, set(), 0
     state = opened.state("S")  # type: ignore[attr-defined]
     rows = dict(shown(read([store])))
-    return rows, {sequence for sequence in range(1, COUNT + 1) if sequence in state.removed}
+    return rows, {sequence for sequence in range(1, COUNT + 1) if sequence in state.removed}, state.forgets_below
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -529,11 +532,12 @@ def test_no_minority_is_ever_served_and_nothing_invented(
         found = drift(stores)
         unsettled = set(expand(found.together.sequences(State.DIFFERENT)))
         for sequence in range(1, COUNT + 1):
-            votes = Counter(rows[sequence] for rows, _ in alone if sequence in rows)
-            removers = sum(sequence in removed and sequence not in rows for rows, removed in alone)
+            votes = Counter(rows[sequence] for rows, *_ in alone if sequence in rows)
+            removers = sum(sequence in removed and sequence not in rows for rows, removed, _ in alone)
+            sure = sum(sequence in rows and sequence >= sure_from for rows, _, sure_from in alone)
             holders = sum(votes.values())
             served = together.get(sequence)
-            if not holders or removers > holders:
+            if not holders or removers > sure:
                 assert served is None
                 continue
             assert served is not None

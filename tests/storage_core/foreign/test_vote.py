@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 
 from storage_core.comparison import Rule, State
 from storage_core.foreign.digests import Digests, join, mixed
+from storage_core.foreign.losses import Claims
 from storage_core.foreign.vote import _RULES, NOBODY, Ballot, Vote, conflicts, vote
 from storage_core.sequences import SequenceSet
 
 COUNT = 6  # sequences
-# What a copy says of one sequence: a content (digest, time), that it was removed, damaged, gone, or nothing.
-SAYINGS = st.sampled_from([("has", 1, 1), ("has", 2, 1), ("has", 3, 2), ("removed",), ("damaged",), ("gone",), ("",)])
+# What a copy says of one sequence: a content (digest, time), that it was removed, damaged, gone, open, or nothing.
+SAYINGS = st.sampled_from(
+    [("has", 1, 1), ("has", 2, 1), ("has", 3, 2), ("removed",), ("damaged",), ("gone",), ("open",), ("",)]
+)
 COPIES = st.lists(st.lists(SAYINGS, min_size=COUNT, max_size=COUNT), min_size=1, max_size=5)
 Sayings = list[tuple[object, ...]]
 
 
-def ballot(label: str, sayings: Sayings) -> Ballot:
+def ballot(label: str, sayings: Sayings, sure_from: int = 0) -> Ballot:
     has = [(at + 1, one) for at, one in enumerate(sayings) if one[0] == "has"]
 
     def said(word: str) -> SequenceSet:
@@ -30,19 +33,22 @@ def ballot(label: str, sayings: Sayings) -> Ballot:
         np.array([one[2] for _, one in has], np.int64),
         np.array([one[1] for _, one in has], np.uint64),
     )
-    return Ballot(label, shown, said("removed"), said("damaged"), said("gone"))
+    return Ballot(
+        label, shown, said("removed"), Claims(said("damaged"), said("gone"), said("open")), sure_from=sure_from
+    )
 
 
 def count(copies: list[Sayings]) -> Vote:
-    return vote([ballot(f"n{at}", one) for at, one in enumerate(copies)], 1, COUNT + 1)
+    return vote([ballot(f"n{at}", one) for at, one in enumerate(copies)])
 
 
 def expected(sayings: Sayings) -> tuple[object, str]:
-    """Return (digest, rule) of what is to be served, (None, REMOVED) or (None, "lost" or "")."""
+    """Return (digest, rule) of what is to be served, (None, REMOVED) or (None, "lost", "open" or "")."""
     held = [one[1:] for one in sayings if one[0] == "has"]
     removed = sum(one[0] == "removed" for one in sayings)
     if not held:
-        return None, "lost" if not removed and any(one[0] in ("damaged", "gone") for one in sayings) else ""
+        words = {one[0] for one in sayings}
+        return None, "" if removed else "lost" if words & {"damaged", "gone"} else "open" if "open" in words else ""
     if removed > len(held):
         return None, Rule.REMOVED
     votes = Counter(held)
@@ -62,9 +68,10 @@ def test_the_outcome_is_that_of_the_obvious_count(copies: list[Sayings]) -> None
         sayings = [one[at] for one in copies]
         digest, rule = expected(sayings)
         row = rows.get(at + 1)
-        assert (at + 1 in outcome.lost) == (rule == "lost")
+        assert (at + 1 in outcome.losses.lost) == (rule == "lost")
+        assert (at + 1 in outcome.losses.open) == (rule == "open")
         if row is None:
-            assert rule in ("lost", "")
+            assert rule in ("lost", "open", "")
             continue
         assert _RULES[outcome.rules[row]] == rule
         server = int(outcome.served_by[row])
@@ -116,12 +123,19 @@ def test_conflicts_are_the_sequences_of_which_copies_say_different_things(copies
 
 
 def test_a_copy_that_cannot_be_read_proves_no_loss() -> None:
-    unreadable = Ballot(
-        "n1", join([]), SequenceSet.empty(), SequenceSet.from_ranges([(1, 9)]), SequenceSet.empty(), False
-    )
-    outcome = vote([unreadable, ballot("n2", [("has", 1, 1)])], 1, 9)
-    assert not outcome.lost
+    nothing = SequenceSet.empty()
+    claims = Claims(SequenceSet.from_ranges([(1, 9)]), nothing, nothing)
+    unreadable = Ballot("n1", join([]), nothing, claims, readable=False)
+    outcome = vote([unreadable, ballot("n2", [("has", 1, 1)])])
+    assert not outcome.losses.lost
     assert outcome.states.tolist() == [[State.DAMAGED, State.THERE]]
+
+
+def test_copies_that_may_have_lost_a_removal_do_not_outvote_the_one_that_has_it() -> None:
+    copies = [ballot(name, [("has", 1, 1)], sure_from=2) for name in ("n1", "n2")]
+    assert vote([*copies, ballot("n3", [("removed",)])]).served_by.tolist() == [NOBODY]
+    assert vote([*copies, ballot("n3", [("gone",)])]).served_by.tolist() == [0]
+    assert vote([ballot("n1", [("has", 1, 1)]), copies[1], ballot("n3", [("removed",)])]).served_by.tolist() == [0]
 
 
 def test_digests_of_two_parts_are_joined_in_order_and_the_first_counts() -> None:

@@ -52,10 +52,10 @@ def test_consumers_are_those_that_the_server_told(case: Callable[[str], Any], re
     damage: list[ForeignDamage] = []
     store = open_foreign(one.store, files=read_only_files, encryption_key=KEY)
     rows = {row["consumer"]: row for row in (each.row() for each in store.consumers(one.stream, damage.append))}
-    if name == "damaged-stuck-consumer":  # the server sets it back at its start
+    if name == "damaged-stuck-consumer":  # the server sets it back at its start; here the stream has gone so far
         assert numbers(rows["d1"]) == (30, 28, 2, 0)
-        (only,) = damage
-        assert "'d1': is ahead of its stream: it was sent sequence 30, the stream ends with 0" in only.reason
+        assert not damage
+        assert store.bounds(one.stream) == (1, 31)
         return
     assert {name: numbers(row) for name, row in rows.items()} == told_by_server(one)
     assert not damage

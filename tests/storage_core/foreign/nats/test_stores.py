@@ -51,7 +51,6 @@ HEALTHY = {  # case: what tells which messages are shown
     "damaged-limits-no-index": "blocks",
     "damaged-no-index": "blocks",
     "damaged-s2-no-index": "blocks",
-    "damaged-stuck-consumer": "blocks",
 }
 # case: messages read, and what the loss is called
 DAMAGED = {
@@ -60,6 +59,7 @@ DAMAGED = {
     "damaged-garbage-after-last": (30, "messages from sequence 31 on are lost"),
     "damaged-index-ahead": (94, "31 messages of the sequences 95 to 125 are lost"),
     "damaged-middle-block-gone": (105, "85 messages of the sequences 86 to 170 are lost"),
+    "damaged-stuck-consumer": (0, "messages of the sequences 1 to 30 are lost"),
     "damaged-s2-bitflip-index-kept": (105, "the message with sequence 46 is lost"),
     "damaged-s2-bitflip-no-index": (105, "the message with sequence 46 is lost"),
     "damaged-truncated-last": (39, "messages from sequence 40 on are lost"),
