@@ -22,7 +22,7 @@ from spark_stream.cli.live_options import (
     UserOption,
     servers_of,
 )
-from spark_stream.cli.options import EncryptionKeyOption, JsonOption, StoreOption, TakeOverOption, open_store, read_key
+from spark_stream.cli.options import EncryptionKeyOption, JsonOption, StoreOption, TakeOverOption, open_store, read_keys
 from spark_stream.cli.termination import Termination
 from spark_stream.look.terminal import counted, print_lines, say
 
@@ -93,14 +93,14 @@ def mirror(
     else:
         wanted = [_Wanted(servers, stream, as_name, tuple(directories or ()), login)]
     with open_store(store, take_over) as opened:
-        mirrors = [_opened(opened, each, replicas, skip_lost, read_key(encryption_key)) for each in wanted]
+        mirrors = [_opened(opened, each, replicas, skip_lost, read_keys(encryption_key)) for each in wanted]
         code = _run(mirrors, follow, json)
     if code:
         raise typer.Exit(code)
 
 
 def _opened(
-    store: "Store", wanted: _Wanted, replicas: int | None, skip_lost: bool, encryption_key: str | None
+    store: "Store", wanted: _Wanted, replicas: int | None, skip_lost: bool, encryption_key: list[str] | None
 ) -> "Mirror":
     from storage_core.mirror import Mirror, MirrorRequest
 

@@ -46,13 +46,14 @@ def writers(paths: Sequence[str | os.PathLike[str]], processes: Path = PROCESSES
 
 
 def _written(process: Path, roots: tuple[str, ...]) -> Iterator[str]:
+    folder = str(process)  # of processes with many files: paths are made as text
     try:
-        numbers = os.listdir(process / "fd")
+        numbers = os.listdir(f"{folder}/fd")
     except OSError:
         return  # another user's, or gone
     for number in numbers:
         try:
-            file = os.readlink(process / "fd" / number)
+            file = os.readlink(f"{folder}/fd/{number}")
             if file.startswith(roots) and _is_writing(process / "fdinfo" / number):
                 yield file
         except OSError:
