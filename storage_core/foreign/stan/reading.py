@@ -283,7 +283,9 @@ class _Account:
         allowed: bool,
         disputed: bool = False,
     ) -> None:
-        part = self._part
+        part, reason, unclear = self._part, stretch.reason, first is None and stretch.holds_records
+        if unclear:  # what is served may be of another run than the messages around it
+            reason += "; true records lie in it whose numbers are those of others, and they are not served"
         damage = ForeignDamage(
             layout=part.layout,
             account=part.account,
@@ -294,10 +296,11 @@ class _Account:
             first=first,
             end=None if end == SEQUENCE_END else end,
             lost_count=None if served else count,
-            reason=together(stretch.places, stretch.reason),
+            reason=together(stretch.places, reason),
+            unclear=unclear,
             served=served,
-            allowed=allowed,
-            disputed=disputed,
+            allowed=allowed and not unclear,
+            disputed=disputed or unclear,
             record=show(MESSAGES, stretch),
             places=stretch.places,
         )

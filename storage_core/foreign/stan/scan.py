@@ -70,6 +70,7 @@ class Stretch:
     shown: bytes  # the first of them
     continued: bool = False  # of the stretch in front of it, which ended with its window
     places: int = 1  # that it stands for
+    holds_records: bool = False  # true ones of the channel, whose numbers do not fit between those of its neighbours
 
 
 def join(stretches: list[Stretch]) -> list[Stretch]:
@@ -81,7 +82,9 @@ def join(stretches: list[Stretch]) -> list[Stretch]:
             continue
         before = joined.pop()
         said = stretch if before.cause is Cause.PADDING else before
-        joined.append(replace(said, offset_bytes=before.offset_bytes, end_bytes=stretch.end_bytes, continued=False))
+        holds = before.holds_records or stretch.holds_records
+        whole = replace(said, offset_bytes=before.offset_bytes, end_bytes=stretch.end_bytes, continued=False)
+        joined.append(replace(whole, holds_records=holds))
     return joined
 
 
@@ -97,7 +100,7 @@ def fold(stretches: list[Stretch], count_max: int = PLACE_COUNT_MAX) -> list[Str
     first, end = min(stretch.offset_bytes for stretch in rest), max(stretch.end_bytes for stretch in rest)
     places = sum(stretch.places for stretch in rest)
     folded = replace(worst, offset_bytes=first, end_bytes=end, shown=b"", continued=rest[0].continued, places=places)
-    return [*stretches[:count_max], folded]
+    return [*stretches[:count_max], replace(folded, holds_records=any(stretch.holds_records for stretch in rest))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,10 @@ class _Scan:
     ) -> tuple[Window, int]:
         """Find in `[0, limit)` what the chain does not tell; return the window and where the next one begins."""
         chained = chain.take(true)
-        known = merge([chained, self._search(view, _gaps(chained, limit), chained)])
+        found = self._search(view, _gaps(chained, limit))
+        belong = self._belong(found, chained)
+        known = merge([chained, found.take(belong)])
+        strays = found.take(~belong & found.own & found.readable)
         end_of_file = limit if base + limit == self._end else None
         if end_of_file is None and limit == size:
             limit = self._cut(view, known, size)
@@ -239,7 +245,7 @@ class _Scan:
         known = merge([known, suspects.take(_apart(suspects, known))])
         known = merge([known, self._span(view, base, _gaps(known, limit), limit)])
         gaps = _gaps(known, limit)
-        stretches += [self._stretch(view, base, first, end) for first, end in gaps[:PLACE_COUNT_MAX]]
+        stretches += [self._stretch(view, base, first, end, strays) for first, end in gaps[:PLACE_COUNT_MAX]]
         if len(gaps) > PLACE_COUNT_MAX:
             stretches.append(_rest(base, gaps[PLACE_COUNT_MAX:]))
         if limit:
@@ -258,7 +264,7 @@ class _Scan:
 
     # --- records that are not on the chain ---------------------------------------------------------------------------
 
-    def _search(self, view: np.ndarray, gaps: list[tuple[int, int]], chained: Records) -> Records:
+    def _search(self, view: np.ndarray, gaps: list[tuple[int, int]]) -> Records:
         """Return the true records inside the gaps; of two that overlap, the one that begins first."""
         places: list[tuple[int, int]] = []
         for first, end in gaps[:PLACE_COUNT_MAX]:
@@ -271,8 +277,7 @@ class _Scan:
                     if _holds(view, start, stop):
                         places.append((start + HEADER_SIZE, stop))
                         done = stop
-        records = self._check(view, places)
-        return records.take(self._belong(records, chained))
+        return self._check(view, places)
 
     def _candidates(self, view: np.ndarray, first: int, stop: int, end: int) -> list[tuple[int, int]]:
         """Return the places in `[first, stop)` with the head of a record that fits in front of `end`, and its end."""
@@ -330,12 +335,14 @@ class _Scan:
 
     # --- what is left ------------------------------------------------------------------------------------------------
 
-    def _stretch(self, view: np.ndarray, base: int, first: int, end: int) -> Stretch:
+    def _stretch(self, view: np.ndarray, base: int, first: int, end: int, strays: Records) -> Stretch:
         shown = view[first : min(end, first + SHOWN_SIZE)].tobytes()
         cause, reason = self._reason(view, base, first, end)
         if self._budget.is_spent:
             reason += "; the search for records was given up, too much there looks like one"
-        return Stretch(base + first, base + end, cause, reason, shown, continued=base + first == self._cut_at)
+        holds = not self._kind.typed and bool(((strays.heads >= first) & (strays.ends <= end)).any())
+        goes_on = base + first == self._cut_at
+        return Stretch(base + first, base + end, cause, reason, shown, continued=goes_on, holds_records=holds)
 
     def _reason(self, view: np.ndarray, base: int, first: int, end: int) -> tuple[Cause, str]:
         left = self._end - base - first

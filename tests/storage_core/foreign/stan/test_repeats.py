@@ -156,6 +156,20 @@ def test_damage_beside_a_repeated_run_is_told_as_ever(writer: Any, read: Read, m
     assert len(got) == 61 and any(place.served and place.first == 61 for place in told)
 
 
+def test_records_of_another_run_in_damaged_bytes_fail_a_read_that_lacks_no_sequence(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    damaged = bytearray(writer.message(6, data=b"a 6"))
+    damaged[-1] ^= 1
+    content = [*run(writer, 1, 6), bytes(damaged)[:20], b"?" * 9, bytes(damaged)[20:], *run(writer, 4, 7, "b")]
+    store = make_channel(msgs_1_dat=[writer.version, *content])
+    got, told = everything(store, read)
+    assert got == names(("a", 1, 6), ("b", 6, 7))  # nothing tells of which run the sixth was
+    assert [place.costs for place in told] == [True] and "numbers are those of others" in told[0].reason
+    with pytest.raises(DataLossError, match="numbers are those of others"):
+        read(store)
+
+
 def test_nodes_of_which_one_began_again_are_told_apart(writer: Any, read: Read, make_channel: Any) -> None:
     for root in ("n1", "n2"):
         make_channel(root=root, msgs_1_dat=[writer.version, *run(writer, 1, 31)])
