@@ -119,8 +119,10 @@ def _make_source() -> type:
 
 
 def _offered(name: str) -> Any:
-    module, attribute = _OFFERED[name]
     try:
+        if name == "DefaultSource":
+            return _make_source()
+        module, attribute = _OFFERED[name]
         return _own(module) if attribute is None else getattr(_own(module), attribute)
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "pyspark":
@@ -135,10 +137,8 @@ def _offered(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DefaultSource":
-        offered: Any = _make_source()
-    elif name in _OFFERED:
-        offered = _offered(name)
+    if name == "DefaultSource" or name in _OFFERED:
+        offered: Any = _offered(name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = offered

@@ -15,7 +15,7 @@ from storage_core.errors import StorageError
 from storage_core.paths import is_in_object_store, resolve_paths
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-PYTHONS, SPARKS = ((3, 10), (3, 14)), ("4.0.", "4.1.", "4.2.", "4.3.")
+PYTHONS, SPARKS = ((3, 10), (3, 13)), ("4.0.", "4.1.", "4.2.", "4.3.")
 SPARK_PIN = "pyspark>=4.0,<4.4"
 LOOK_TIMEOUT_S = 60
 FREE_LEAST = 0.05  # of a disk; below, it is worth a note
@@ -63,7 +63,7 @@ def _python() -> Finding:
     text = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
     if PYTHONS[0] <= version <= PYTHONS[1]:
         return Finding("python", OK, text)
-    return Finding("python", NOTE, text, "jstream is tested with Python 3.10 to 3.13, and 3.14 is like it")
+    return Finding("python", NOTE, text, "jstream is tested with Python 3.10 to 3.13")
 
 
 def _packages() -> Finding:

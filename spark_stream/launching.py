@@ -18,6 +18,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 
 from spark_stream.jars import failure_reason
+from spark_stream.jvm_errors import SparkNotStartedError
 
 JAVA_VERSIONS = ("17", "21")  # that Spark 4 runs on
 JAVA_TIMEOUT_S = 60
@@ -26,14 +27,6 @@ LAST_LINES = 5
 LAST_WORDS_S = 5.0  # that a launcher which has ended gets for what is still in the pipe
 _SECRET = re.compile("secret|password|token|credential|access[._]?key|account[._]key|[._]sas[._]", re.IGNORECASE)
 _CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT")
-
-
-class SparkNotStartedError(PySparkRuntimeError):
-    """Spark's JVM did not start; `reason` says why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"Spark's JVM did not start: {reason}", "JAVA_GATEWAY_EXITED")
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from datasource.spark_versions import keeps_filters_apart
 from pyspark_jstream import use_this_python
 from spark_stream.jars import delta_jars, names_delta
-from spark_stream.launching import start_jvm
+from spark_stream.jvm_errors import JVM_IS_GONE
 from spark_stream.spark_home import workers_from_bytecode
 
 CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
@@ -58,6 +57,10 @@ def session(name: str = "jstream", settings: Mapping[str, str] | None = None, de
     builder = SparkSession.builder.appName(name)
     for key, value in chosen.items():
         builder = builder.config(key, value)
+    if "SPARK_REMOTE" in os.environ:  # there may be no JVM here, nor what starts one
+        return builder.getOrCreate()
+    from spark_stream.launching import start_jvm
+
     with workers_from_bytecode(chosen):
         start_jvm({"spark.app.name": name, **chosen}, show_start=CONF_DIR_VARIABLE in os.environ)
         made = builder.getOrCreate()
@@ -85,7 +88,7 @@ def borrowed_or_made(
     try:
         yield made
     finally:
-        with suppress(Py4JError, ConnectionError):  # the JVM is gone; whatever ended it was reported
+        with suppress(*JVM_IS_GONE):  # whatever ended it was reported
             made.stop()
 
 

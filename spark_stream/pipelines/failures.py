@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from spark_stream.launching import SparkNotStartedError
+from spark_stream.jvm_errors import JVM_IS_GONE, OF_JAVA, SparkNotStartedError
 from storage_core.errors import StorageError
 
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
@@ -26,7 +25,7 @@ _WRAPPERS = (
 LENGTH_MAX = 2000
 
 
-SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)  # the last two: of a JVM that is gone
+SPARK_ERRORS: tuple[type[Exception], ...] = (PySparkException, *JVM_IS_GONE)
 
 
 def in_words(error: BaseException) -> str:
@@ -35,7 +34,7 @@ def in_words(error: BaseException) -> str:
         return str(error) or type(error).__name__
     if isinstance(error, SparkNotStartedError):
         return f"Spark's JVM did not start: {error.reason}"
-    if isinstance(error, (PySparkException, Py4JJavaError)):
+    if isinstance(error, (PySparkException, *OF_JAVA)):
         return explain(error)
     return f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({explain(error)})"
 

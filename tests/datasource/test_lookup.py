@@ -86,3 +86,20 @@ def test_our_source_under_a_link_is_ours(tmp_path: Path) -> None:
 
 def test_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:
     assert run("import pyspark_jstream; print(hasattr(pyspark_jstream, 'nothing'))", tmp_path) == "False"
+
+
+@pytest.mark.parametrize(("version", "says"), [("3.5.9", "PySpark 3.5.9"), (None, "no PySpark")])
+def test_spark_that_has_no_python_sources_is_named_and_the_store_works(
+    version: str | None, says: str, tmp_path: Path
+) -> None:
+    """A PySpark of 3.5, of which nothing but the version and the lack is asked, and none at all."""
+    (tmp_path / "pyspark").mkdir()
+    text = f"__version__ = {version!r}" if version else "raise ModuleNotFoundError('none', name='pyspark')"
+    (tmp_path / "pyspark" / "__init__.py").write_text(text)
+    for name in ("scan", "register", "session", "run_pipeline", "acknowledge", "DefaultSource"):
+        done = python(f"import pyspark_jstream as j; j.Store; j.{name}", tmp_path)
+        last = done.stderr.strip().splitlines()[-1]
+        assert last == (
+            f"ImportError: {name} of jstream needs Spark 4.0 to 4.3, and this Python has {says}. "
+            "Store works without Spark"
+        )

@@ -145,3 +145,31 @@ def test_the_telling_line_of_a_failed_download_is_found() -> None:
     output = 'Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: a#b;1: not found]'
     assert jars.failure_reason(output) == "[unresolved dependency: a#b;1: not found]"
     assert jars.failure_reason("\n") == "Spark said nothing"
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "package"),
+    [
+        ("4.0.5", "4.4.0", "io.delta:delta-spark_4.0_2.13:4.4.0"),
+        ("4.1.4", "4.4.0", "io.delta:delta-spark_4.1_2.13:4.4.0"),
+        ("4.2.0", "4.4.0", "io.delta:delta-spark_4.2_2.13:4.4.0"),
+        ("4.0.5", "4.0.1", "io.delta:delta-spark_2.13:4.0.1"),
+        ("4.1.4", "4.0.1", None),
+        ("4.3.0", "4.4.0", None),
+    ],
+)
+def test_delta_is_that_of_the_installed_spark(
+    monkeypatch: pytest.MonkeyPatch, spark: str, delta: str, package: str | None
+) -> None:
+    monkeypatch.setattr(jars, "version", {"pyspark": spark, "delta-spark": delta}.__getitem__)
+    assert jars.delta_package() == package
+    if package is None:
+        assert f"Delta {delta} has no JARs for Spark {spark[:3]}" in jars.no_delta()
+
+
+def test_jars_of_another_spark_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JSTREAM_DELTA_JARS", str(tmp_path))
+    (tmp_path / "delta-spark_3.9_2.13-4.4.0.jar").touch()
+    assert jars.delta_jars() == []
+    with pytest.raises(jars.JarsError, match=r"delta-spark_3\.9_2\.13-4\.4\.0\.jar is not for Spark"):
+        jars.require_delta_jars({})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from spark_stream import monitoring
 from spark_stream.monitoring import LagListener, StreamLag, progress_of, serve_metrics
 from storage_core import Store
 
@@ -32,6 +33,12 @@ def progress(*sources: tuple[str | None, str | None], **more: Any) -> Any:
     return SimpleNamespace(sources=made, processedRowsPerSecond=2.0, **{**said, **more})
 
 
+@pytest.fixture(autouse=True)
+def says_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read what progress says as that of the newest Spark, whichever is installed."""
+    monkeypatch.setattr(monitoring, "SAYS_LIMITS", True)
+
+
 @pytest.mark.parametrize(
     ("end", "latest", "lag"),
     [
@@ -44,6 +51,13 @@ def progress(*sources: tuple[str | None, str | None], **more: Any) -> Any:
 )
 def test_lag_is_what_lies_between_the_batch_and_the_end(end: str, latest: str | None, lag: StreamLag) -> None:
     assert progress_of(progress((end, latest))).streams == (lag,)
+
+
+def test_lag_is_unknown_where_spark_reports_the_end_of_the_batch_as_that_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitoring, "SAYS_LIMITS", False)
+    assert progress_of(progress((offset(11), offset(11)))).streams == (StreamLag("ORDERS", "", 10, None),)
 
 
 @pytest.mark.parametrize("other", [None, "", "no json", "[]", "12", '{"logOffset": 5}', '{"topic": {"0": 5}}'])
