@@ -147,8 +147,10 @@ def test_an_imported_bucket_is_a_bucket_again(tmp_path: Path) -> None:
         await client.close()
         return [(entry.key, entry.operation or PUT, entry.value or b"") for entry in kept]
 
-    written = asyncio.run(write())
-    server.end(signal.SIGTERM)
+    try:
+        written = asyncio.run(write())
+    finally:
+        server.end(signal.SIGTERM)
     store = Store.create(tmp_path / "store")
     import_streams(store, open_foreign(server.store, "nats"), ImportRequest())
     bucket = store.key_value("config")

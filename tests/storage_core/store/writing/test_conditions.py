@@ -150,7 +150,11 @@ REFUSALS = {10071: ("last_sequence", "last_subject_sequence"), 10070: ("last_msg
 
 
 def test_outcomes_are_those_of_a_nats_server(tmp_path: Path) -> None:
-    asyncio.run(compare(tmp_path))
+    server = nats_server.Server(nats_server.INSTALLED, tmp_path / "server")
+    try:
+        asyncio.run(compare(server, tmp_path))
+    finally:
+        server.end(signal.SIGTERM)
 
 
 class Both:
@@ -179,8 +183,7 @@ class Both:
         self.outcomes[str(refusal.condition)] += 1
 
 
-async def compare(folder: Path) -> None:
-    server = nats_server.Server(nats_server.INSTALLED, folder / "server")
+async def compare(server: Any, folder: Path) -> None:
     client = await server.connect()
     reply = await client.request("$JS.API.STREAM.CREATE.S", json.dumps({**CONFIG, "storage": "file"}).encode())
     assert "error" not in json.loads(reply.data)
@@ -206,5 +209,4 @@ async def compare(folder: Path) -> None:
     await both.publish("s.0", {"Nats-Msg-Id": "twice", SUBJECT_LAST: str(last - 1)})
     await both.publish("s.0", {"Nats-Msg-Id": "twice", LAST: str(last), LAST_ID: "another"})
     await client.close()
-    server.end(signal.SIGTERM)
     assert min(both.outcomes.values()) >= 1 and len(both.outcomes) == 6 and both.outcomes["stored"] > 50, both.outcomes
