@@ -11,7 +11,7 @@ import numpy as np
 from storage_core.errors import StorageError, UnsupportedVersionError
 from storage_core.metadata.commands import SetAside
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.os_errors import raise_if_of_process
+from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.decision import ReadVolume, newest
 from storage_core.store.ensemble.view import replay
@@ -31,7 +31,7 @@ def messages_of(state: StoreState, volume: Volume) -> list[SetAside]:
     except UnsupportedVersionError:
         raise
     except (StorageError, OSError) as error:
-        raise_if_of_process(error)
+        raise_if_limit(error, volume.path)
         logger.warning("%s: what its log has more cannot be told: %s", volume.path, error)
         return []
     if theirs.store_id != state.store_id:

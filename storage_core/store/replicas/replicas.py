@@ -218,6 +218,8 @@ class Survey:
 
     def unread(self, stream: StreamState) -> list[Unread]:
         """Return what of a stream no volume at hand has, and where it may be; nothing is read for it."""
+        if any(replica.block_count == len(stream.blocks) for replica in self.replicas(stream)):
+            return []
         whole = [self.block_copies(stream, position).whole for position in range(len(stream.placement))]
         return losses.unread(self.view.state, stream, self.volumes, whole)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from storage_core.metadata.commands import FormerVolume
 from storage_core.metadata.state import FORMER_MAX, StoreState, StreamState
+from storage_core.os_errors import raise_if_limit
 from storage_core.paths import is_in_object_store
 from storage_core.quantities import rfc3339
 from storage_core.sequences import SequenceSet
@@ -94,7 +95,8 @@ def with_former(
 def lacks_blocks(state: StoreState, volume: Volume, until_ns: int | None = None) -> bool:
     """Return whether a directory has not all the blocks that the metadata says the volume took; by their names.
 
-    `until_ns`: all blocks of its streams that were committed up to then, whoever took them.
+    `until_ns`: all blocks of its streams that were committed up to then, whoever took them. What cannot be listed is
+    not there as far as anybody knows. Raises ProcessError if this process has run into a limit.
     """
     for stream in state.streams.values():
         if volume.volume_id not in stream.placement or not len(stream.blocks):
@@ -105,7 +107,11 @@ def lacks_blocks(state: StoreState, volume: Volume, until_ns: int | None = None)
             wanted = (rows["holders"] >> bit) & np.uint32(1) == 1
         else:
             wanted = rows["committed_ns"] <= until_ns
-        present = {block_id for incarnation in stream.incarnations for block_id in volume.blocks.ids(incarnation)}
+        try:
+            present = {block_id for incarnation in stream.incarnations for block_id in volume.blocks.ids(incarnation)}
+        except OSError as error:
+            raise_if_limit(error, volume.path)
+            return True
         if not present or not present.issuperset(map(bytes, rows["block_id"][wanted])):
             return True
     return False
