@@ -103,9 +103,10 @@ def _of_volumes(scan: Scan, limits: Limits) -> Iterator[Problem]:
         about, space = About(volume=scan.labels[volume["name"]]), scan.spaces.get(volume["name"])
         if not volume["current"]:
             text = f"is {str(volume['state']).replace('_', ' ')}"
+            reason = volume["reason"] or ""
             if volume["state"] == VolumeState.MISSING:
-                text += f": {losses.bring_back(volume['path'])}; only if it is gone for good, repair makes it anew"
-            yield Problem(Level.WARNING, about, text, volume["reason"] or "", repair)
+                reason += f"; {losses.bring_back(volume['path'])}; if it is gone for good, a repair makes it anew"
+            yield Problem(Level.WARNING, about, text, reason, repair)
         used = 1 - space.free / space.size if space is not None and space.size else 0.0
         if space is not None and (level := limits.used_share.level(used)):
             text = f"is on a disk that is {used:.0%} full, {space.free:,} bytes are free"
