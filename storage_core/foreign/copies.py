@@ -105,6 +105,10 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return from which sequence on a copy shows nothing that was removed: removals of others may be lost."""
         return 0
 
+    def _is_member_known(self, copies: Sequence[P]) -> bool:
+        """Return whether it can be told of all copies whether they belong to the stream."""
+        return True
+
     def _former(self, copies: Sequence[P]) -> dict[str, str]:
         """Return which copies no longer belong to the stream, by path, and how that is seen."""
         return {}
@@ -256,13 +260,14 @@ class CopiesStore(ABC, Generic[P, E]):
         if len(bare) > max(map(self._replica_count, copies)) - len(copies):
             bare = []  # it need not be there, or nobody can tell which of them should have it
         places = [copy.path for copy in copies] + bare
-        former = self._former(copies)
+        former, is_known = self._former(copies), self._is_member_known(copies)
         stream_copies = []
         for copy, label in zip(copies, _labels(self._named_paths, places), strict=False):
             try:
                 slices = sorted(self._slices(copy), key=lambda part: part.first)
                 state = self._state(copy)
-                sure_from = SEQUENCE_END if copy.path in former else self._sure_from(state)
+                is_sure = is_known and copy.path not in former
+                sure_from = self._sure_from(state) if is_sure else SEQUENCE_END
                 stream_copies.append(StreamCopy(label, copy.path, tuple(slices), state.removed, "", sure_from))
             except StorageError as error:
                 stream_copies.append(StreamCopy(label, copy.path, (), SequenceSet.empty(), str(error)))

@@ -56,6 +56,9 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         is_silent = removes_silently(directory.config, False)
         return with_sent(state, max(sent, default=0), directory.messages_path, is_silent)
 
+    def _is_member_known(self, copies: Sequence[StreamDirectory]) -> bool:
+        return not any(copy.notes for copy in copies)
+
     def _former(self, copies: Sequence[StreamDirectory]) -> dict[str, str]:
         """A scale-down leaves the directories of nodes that were off: they still have the former number of replicas,
         and are behind.

@@ -143,6 +143,17 @@ def test_a_node_of_before_a_scale_down_gives_what_the_stream_has_lost(tmp_path: 
     assert not drift.lost
 
 
+@pytest.mark.parametrize("node", ["n2", "n3"])
+def test_a_node_of_before_a_scale_down_is_not_believed_where_a_configuration_is_unknown(
+    tmp_path: Path, stores: dict[str, Kept], node: str
+) -> None:
+    for path, content in stores["scaled-down"].whole.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"" if path.parts[0] == node and path.name == "meta.sum" else content)
+    rows = listed(open_foreign(tmp_path)).rows
+    assert sorted(sequence for _, sequence in rows) == list(range(21, 71))
+
+
 def test_random_damage_to_the_stores_from_the_field(stores: dict[str, Kept], tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     seed = Random(1).randrange(100)
