@@ -269,6 +269,13 @@ def begins_a_pipeline(text: str) -> None:
         load_pipeline(Path(file.name))
 
 
+def is_a_pipeline(text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        load_pipeline(Path(file.name))
+
+
 def are_spark_settings(text: str) -> None:
     """Each line is a setting and a value."""
     for line in text.splitlines():
@@ -293,6 +300,12 @@ NOT_RUN = [
     ),
     NotRun("README.md", "pip install", "tests/test_packaging.py installs the wheel", is_shell),
     NotRun(
+        "docs/guide/from-nats.md",
+        "# warehouse.toml",
+        "needs running servers; tests/spark_stream/pipelines/test_live.py has one",
+        is_a_pipeline,
+    ),
+    NotRun(
         "docs/guide/live-nats.md",
         "orders = (",
         "needs running servers; tests/datasource/test_live.py has one",
@@ -306,13 +319,13 @@ NOT_RUN = [
     ),
     NotRun(
         "docs/guide/live-nats.md",
-        'orders.select("subject"',
+        "(\n    orders.select",
         "needs running servers; tests/datasource/test_live_writer.py has one",
         is_python,
     ),
     NotRun(
         "docs/guide/live-nats.md",
-        "jstream mirror nats://",
+        "$ jstream mirror nats://",
         "needs running servers; tests/spark_stream/cli/test_mirror.py has one",
         anything,
     ),

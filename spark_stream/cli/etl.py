@@ -91,8 +91,9 @@ def run(
         _stopping(stop),
         _watching(pipeline.name, verbose) as shown,
     ):
-        with open_store(",".join(pipeline.source.volumes), read_only=True):
-            pass  # it says which volumes are lost
+        if not pipeline.source.is_live:
+            with open_store(",".join(pipeline.source.volumes), read_only=True):
+                pass  # it says which volumes are lost
         api.run(pipeline, summary, stop, shown.batch, new_checkpoint, take_over, started, shown.step)
     if stop.reason and summary.mode == AVAILABLE_NOW:
         say(f"stopped by {stop.reason} between two batches; the next run continues from there")

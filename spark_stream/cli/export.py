@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, WrongUsage
 from spark_stream.cli.options import (
     FirstOption,
     JsonOption,
@@ -59,6 +59,9 @@ def export(
     ] = None,
     subject: SubjectFilterOption = None,
     skip_damage: SkipDamageOption = False,
+    objects: Annotated[
+        bool, typer.Option("--objects", help="Of a bucket of objects (OBJ_...): write each object to a file in DIR.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Write over a file that is there.")] = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -66,6 +69,12 @@ def export(
     """Write messages to a Parquet file, with the columns that Spark reads, or as JSON lines."""
     if (first is not None and since is not None) or (end is not None and until is not None):
         raise WrongUsage("--id and --since both say where to begin, --end and --until where to end: pass one of them")
+    if objects:
+        if any(given is not None for given in (file_format, first, end, since, until, subject)):
+            raise WrongUsage("--objects writes whole objects: leave options that choose messages or a format out")
+        with open_store(store, read_only=True) as opened:
+            _export_objects(opened, name, Path(target), json)
+        return
     chosen, path = _choose(name, target, file_format)
     if path is None and json:
         raise WrongUsage("--json is the report, and the messages go to stdout: pass one of them, - or --json")
@@ -98,6 +107,27 @@ def export(
         print_json(report)
     shown = "" if path is None else f" ({show_size(size)})"
     say(f"exported {counted(counter.count, 'message')} of stream {name} to {where}{shown}")
+
+
+def _export_objects(store: "Store", name: str, folder: Path, json: bool) -> None:
+    from storage_core.object_bucket import bucket_of, export_objects
+
+    stream = store.stream(name)
+    bucket = bucket_of(stream)
+    if bucket is None:
+        raise CommandFailed(f"stream {name!r} is no bucket of objects: those are called OBJ_...")
+    folder.mkdir(parents=True, exist_ok=True)
+    exported = list(export_objects(stream, bucket, folder))
+    bad = [each for each in exported if each.problem]
+    if json:
+        rows = [{"name": each.name, "file": each.file, "size": each.size, "problem": each.problem} for each in exported]
+        print_json({"stream": name, "bucket": bucket, "path": str(folder), "ok": not bad, "objects": rows})
+    for each in bad:
+        say(f"object {each.name!r} was not written: {each.problem}")
+    size = show_size(sum(each.size for each in exported if not each.problem))
+    say(f"exported {counted(len(exported) - len(bad), 'object')} of bucket {bucket} to {folder} ({size})")
+    if bad:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _choose(name: str, target: str, file_format: str | None) -> tuple[str, Path | None]:

@@ -1,8 +1,10 @@
 """`jstream import nats|stan`: streams of another server's store into this one, with their sequences and consumers."""
 
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,13 +91,17 @@ def import_nats(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Import streams of NATS JetStream; the same command, run again, goes on. Exit code 1 if damage is left."""
+    """Import streams of NATS JetStream; the same command, run again, goes on. Exit code 1 if damage is left.
+
+    A DIR may be what `nats stream backup` wrote. Of a source that has only grown since, what is new is imported.
+    """
     from storage_core.foreign import open_foreign
     from storage_core.foreign.nats.store import LAYOUT
 
     names = _names(streams, as_names)
-    source = open_foreign(directories, LAYOUT, account, encryption_key=read_keys(encryption_key))
-    _import(source, names, replicas, spark, take_over, store, json)
+    with _unpacked(directories) as places:
+        source = open_foreign(places, LAYOUT, account, encryption_key=read_keys(encryption_key))
+        _import(source, names, replicas, spark, take_over, store, json)
 
 
 @app.command("stan")
@@ -174,6 +180,22 @@ def import_block(
         print_lines(f"{row['file']}: {stream} {row['first']} to {row['end'] - 1}" for row in rows)
     if damage:
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _unpacked(directories: list[str]) -> Iterator[list[str]]:
+    """Yield the directories, with what backups hold in their place; that is kept until the import is done."""
+    from storage_core.foreign.nats.backup_archive import is_archive, unpacked
+
+    if not any(map(is_archive, directories)):
+        yield directories
+        return
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jstream" / "backups"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    places = unpacked(directories, folder)
+    yield places
+    for place in set(places) - set(directories):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _names(streams: list[str] | None, as_names: list[str] | None) -> dict[str, str | None]:

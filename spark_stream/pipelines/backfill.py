@@ -66,6 +66,10 @@ def resolve(
         raise BackfillRefusedError(
             "the range ends before it begins; --from is its first message, --to the first behind"
         )
+    if pipeline.source.is_live:
+        raise BackfillRefusedError(
+            "the source is a running NATS server: a backfill reads a store, such as a mirror of it"
+        )
     with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
         names = matching(store, pipeline.source)
         if len(names) > 1 and (first is not None or end is not None):

@@ -95,7 +95,9 @@ class Beginnings:
             self._looked.add(number)
             for stream, position in _offset(folder / str(number)).items():
                 if "begin" in position:
-                    begins.append((stream, str(position["incarnation"]), int(position["begin"])))
+                    begins.append(
+                        (stream, str(position.get("incarnation", position.get("created", ""))), int(position["begin"]))
+                    )
         return begins
 
 

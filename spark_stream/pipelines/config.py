@@ -31,6 +31,7 @@ from spark_stream.pipelines.toml import (
     to_struct,
     volume_of,
 )
+from storage_core.live.login import is_live
 from storage_core.metadata.config import check_name
 from storage_core.paths import is_in_object_store, place, volume_path
 from storage_core.quantities import parse_duration_ns, parse_size
@@ -52,7 +53,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """What is read."""
 
     stream: str | list[str]  # a name, names, or globs
-    store: str | list[str] = ""  # volumes
+    store: str | list[str] = ""  # volumes, or running NATS servers: nats://host:4222
+    options: dict[str, str] = msgspec.field(default_factory=dict)  # how to log in to these: natsCreds and so on
     consumer: str = ""
     consumer_takeover: bool = False
     subject: str = ""
@@ -66,6 +68,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def volumes(self) -> list[str]:
         return [self.store] if isinstance(self.store, str) else self.store
+
+    @property
+    def is_live(self) -> bool:
+        """Whether running NATS servers are read."""
+        return any(map(is_live, self.volumes))
 
     @property
     def streams(self) -> list[str]:
@@ -206,6 +213,8 @@ def load_pipeline(file: Path, store: str | None = None) -> Pipeline:
 
 def _source(file: Path, table: object) -> Source:
     """Return the table [source]; raises DefinitionError."""
+    if isinstance(table, Mapping) and isinstance(table.get("options"), Mapping):
+        table = {**table, "options": _texts(file, "source.options", table["options"])}
     source = to_struct(file, "source", table, Source)
     if isinstance(source.start, str) and source.start.isdecimal():  # a variable of the environment is always text
         source = msgspec.structs.replace(source, start=int(source.start))
@@ -441,13 +450,17 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
         return paths
 
     source = replace(pipeline.source, store=volumes("source.store", pipeline.source.store, default))
+    _check_live(file, source)
     sink, dead = pipeline.sink, pipeline.dead_letters
+    beside = default if source.is_live else source.volumes
     if sink.kind == JSTREAM:
-        sink = replace(sink, store=volumes("sink.store", sink.store, source.volumes))
+        sink = replace(sink, store=_no_servers(file, "sink.store", volumes("sink.store", sink.store, beside)))
     if sink.path:
         sink = replace(sink, path=place_of(file, "sink.path", sink.path, remote=True))
     if dead is not None:
-        dead = replace(dead, store=volumes("dead_letters.store", dead.store, source.volumes))
+        dead = replace(
+            dead, store=_no_servers(file, "dead_letters.store", volumes("dead_letters.store", dead.store, beside))
+        )
     checkpoint = place_of(file, "checkpoint", pipeline.checkpoint, remote=True)
     if not os.path.isabs(checkpoint) and not is_in_object_store(checkpoint):
         raise DefinitionError(
@@ -459,6 +472,31 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
     resolved = replace(pipeline, source=source, sink=sink, dead_letters=dead, checkpoint=checkpoint)
     _check_folders(resolved)
     return resolved
+
+
+def _check_live(file: Path, source: Source) -> None:
+    """Raise DefinitionError for keys that mean nothing for running servers, or nothing for stores."""
+    if not source.is_live:
+        if source.options:
+            raise DefinitionError(
+                file, "source.options", "say how to log in to nats:// servers, which store names none of"
+            )
+        return
+    for key in ("consumer_takeover", "max_blocks", "lock_timeout"):
+        if getattr(source, key):
+            raise DefinitionError(file, f"source.{key}", "is for stores of jstream, and source.store is a NATS server")
+    for name in source.options:
+        if not name.lower().startswith("nats"):
+            raise DefinitionError(
+                file, f"source.options.{name}", "is none of natsCreds, natsContext, natsUser and so on"
+            )
+
+
+def _no_servers(file: Path, key: str, volumes: list[str]) -> list[str]:
+    if any(map(is_live, volumes)):
+        reason = f"{volumes[0]} is a NATS server: a pipeline writes to a store. Spark writes to servers (see the guide)"
+        raise DefinitionError(file, key, reason)
+    return volumes
 
 
 def _check_folders(pipeline: Pipeline) -> None:

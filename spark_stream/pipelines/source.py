@@ -7,13 +7,14 @@ from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
-from datasource.settings import LOCK_TIMEOUT_S
+from datasource.settings import LOCK_TIMEOUT_S, StreamReadSettings
 from datasource.spark_versions import SAYS_LIMITS
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core import Store
 from storage_core.errors import NotAStoreError, NotFoundError
+from storage_core.live.server import StreamInfo
 from storage_core.metadata.state import StreamState
 from storage_core.subjects import filters_overlap, is_literal, matches
 from storage_core.suggestions import instead
@@ -66,7 +67,7 @@ def common_options(source: Source) -> dict[str, str]:
         options["subject"] = source.subject
     if source.lock_timeout:
         options["lockTimeout"] = source.lock_timeout
-    return options
+    return options | source.options
 
 
 def start_options(source: Source) -> dict[str, str]:
@@ -85,7 +86,7 @@ def start_options(source: Source) -> dict[str, str]:
 def take_over_stores(pipeline: Pipeline) -> None:
     """Let this host write every store that the pipeline writes: that of its consumer, of its sink, of dead letters."""
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
-    written = [source.volumes] if source.consumer else []
+    written = [source.volumes] if source.consumer and not source.is_live else []
     written += [sink.volumes] if sink.kind == JSTREAM else []
     written += [letters.volumes] if letters is not None else []
     for volumes in {tuple(paths): paths for paths in written}.values():
@@ -98,14 +99,11 @@ def check_stores(pipeline: Pipeline) -> list[str]:
     Raises DefinitionError and NotFoundError naming the key, and StorageError if a store cannot be opened.
     """
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
-    with _opened(pipeline, "source", source.volumes) as store:
-        if source.consumer:
-            store.check_host()
-        names = matching(store, source)
-        for name in source.streams:
-            if name not in names and not is_glob(name):
-                _refuse_stream(pipeline, "source.stream", name, store)
-        lines = [line for name in names for line in _described(store, name, source.subject)]
+    if source.is_live:
+        names = list[str]()
+        lines = [f"source: stream {info.name}, {info.message_count} messages" for info in live_streams(source)]
+    else:
+        names, lines = _look(pipeline)
     if letters is not None:
         _check_target(pipeline, "dead_letters", letters.volumes, letters.stream, letters.subject, True)
         if letters.stream in names and set(letters.volumes) & set(source.volumes):
@@ -116,6 +114,29 @@ def check_stores(pipeline: Pipeline) -> list[str]:
         if sink.stream in names and set(sink.volumes) & set(source.volumes):
             raise DefinitionError(pipeline.file, "sink.stream", f"{sink.stream!r} is the source: it would never end")
     return lines or [f"source: no stream matches {', '.join(source.streams)} yet"]
+
+
+def _look(pipeline: Pipeline) -> tuple[list[str], list[str]]:
+    """Return the streams of the source's store, and what there is to say of them."""
+    source = pipeline.source
+    with _opened(pipeline, "source", source.volumes) as store:
+        if source.consumer:
+            store.check_host()
+        names = matching(store, source)
+        for name in source.streams:
+            if name not in names and not is_glob(name):
+                _refuse_stream(pipeline, "source.stream", name, store)
+        return names, [line for name in names for line in _described(store, name, source.subject)]
+
+
+def live_streams(source: Source) -> list[StreamInfo]:
+    """Return the streams of running servers that the source reads, as they are now."""
+    from datasource.live_reader import infos_of, servers_of
+
+    settings = StreamReadSettings.parse({"path": json.dumps(source.volumes), **common_options(source)})
+    servers = servers_of(settings)
+    servers.check()
+    return list(servers.retrying(lambda connection: infos_of(connection, settings, must_match=False)).values())
 
 
 def _opened(pipeline: Pipeline, place: str, volumes: list[str]) -> Store:
@@ -136,7 +157,9 @@ def _described(store: Store, name: str, subject: str) -> list[str]:
 
 
 def streams_of(source: Source) -> dict[str, StreamState]:
-    """Return the streams that the source reads, by name, as they are now."""
+    """Return the streams of a store that the source reads, by name, as they are now."""
+    if source.is_live:
+        return {}
     with open_store(source.volumes, LOCK_TIMEOUT_S, read_only=True) as store:
         return {name: store.stream_state(name) for name in matching(store, source)}
 

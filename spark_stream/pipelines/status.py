@@ -5,9 +5,10 @@ from typing import Any
 from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import Pipeline
-from spark_stream.pipelines.source import matching
+from spark_stream.pipelines.source import live_streams, matching
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
 from storage_core import Store
+from storage_core.live.server import StreamInfo
 
 
 def status(pipeline: Pipeline) -> dict[str, Any]:
@@ -42,9 +43,16 @@ def messages_to_go(pipeline: Pipeline) -> int:
 def _streams(pipeline: Pipeline, offsets: QueryOffsets | None) -> list[dict[str, Any]]:
     done = offsets.done if offsets is not None else {}
     known = offsets.incarnations if offsets is not None else {}
+    if pipeline.source.is_live:
+        return [_live_stream(info, done.get(info.name)) for info in live_streams(pipeline.source)]
     with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S, read_only=True) as store:
         names = sorted({*matching(store, pipeline.source), *done})
         return [_stream(store, name, done.get(name), known.get(name), pipeline.source.consumer) for name in names]
+
+
+def _live_stream(info: StreamInfo, position: int | None) -> dict[str, Any]:
+    lag = info.next_sequence - max(position or 0, info.first_sequence)
+    return {"stream": info.name, "position": position, "end": info.next_sequence, "lag": max(0, lag), "consumer": None}
 
 
 def _open_batch(planned: int, done: int) -> int | None:

@@ -18,6 +18,7 @@ from msgspec import inspect
 
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core.files import OS_FILES
+from storage_core.live.login import is_live, parse_address
 from storage_core.paths import is_in_object_store, local_path, volume_path
 from storage_core.suggestions import instead, not_one_of
 
@@ -199,11 +200,11 @@ def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
 
 
 def volume_of(file: Path, key: str, text: str) -> str:
-    """Return where a volume is: the same, or its address in an object store. Raises DefinitionError."""
-    if not is_in_object_store(text):
+    """Return where a volume is: the same, or its address in an object store, or a server's. Raises DefinitionError."""
+    if not is_in_object_store(text) and not is_live(text):
         return place_of(file, key, text)
     try:
-        return volume_path(text, key)
+        return str(parse_address(text, key)) if is_live(text) else volume_path(text, key)
     except ValueError as error:
         raise DefinitionError(file, "", str(error)) from error
 

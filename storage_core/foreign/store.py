@@ -58,7 +58,8 @@ def open_foreign(
     address = next((path for path in listed if "://" in str(path)), None)
     if address is not None:
         raise NotAStoreError(
-            f"{address} is an address; jstream reads the files of a server: name its store_dir, or a folder in it"
+            f"{address} is an address; jstream reads the files of a server: name its store_dir, or a folder in it. "
+            "`jstream mirror` brings over streams of a server that runs"
         )
     if layout == STAN_LAYOUT:
         if account is not None:

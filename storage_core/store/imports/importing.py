@@ -47,6 +47,7 @@ from storage_core.store.backups.restored_streams import PREPARED_NS, STREAMS_SIZ
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
+from storage_core.store.imports import grown
 from storage_core.store.imports.assembly import (
     WRITER,
     Assembled,
@@ -237,6 +238,11 @@ class _Import:
                 wanted.append(stream)
                 continue
             writer = existing.writers.get(WRITER)
+            if writer is not None and stream.source.hex() not in writer.batches:
+                report = grown.go_on(self._store, self._source, stream, existing, self._files)
+                if report is not None:
+                    self._reports.append(report)
+                    continue
             if writer is None or existing.name != stream.name or stream.source.hex() not in writer.batches:
                 reason = "an import made it, of another source or of this one before it changed; " if writer else ""
                 raise AlreadyExistsError(
