@@ -110,9 +110,10 @@ class Deliveries:
         pending, times_ns, order, sequences = numbers
         is_message = (np.minimum.reduce(numbers) >= 0) & (header_ends <= frames.payload_ends)
         subject_ends = self._subject_ends(block, ends - 1, frames.starts, is_message)
-        rows = np.flatnonzero(is_message)
+        rows: slice | np.ndarray = slice(None)
         statuses = []
-        if len(rows) < len(frames):
+        if not is_message.all():
+            rows = np.flatnonzero(is_message)
             for at in np.flatnonzero(~is_message):
                 statuses.append(self._status(block, frames, int(at), int(header_ends[at])))
             with_headers = rows[frames.has_headers[rows]]
@@ -126,7 +127,7 @@ class Deliveries:
             gather(buffer, starts, subject_ends[rows] - starts),
             parse_headers(raw, frames.has_headers[rows]),
             gather(buffer, header_ends[rows], (frames.payload_ends - header_ends)[rows]),
-            int(pending[rows[-1]]) if len(rows) else 0,
+            int(pending[rows][-1]) if is_message.any() else 0,
         )
         return messages, statuses
 

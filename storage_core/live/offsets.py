@@ -43,8 +43,12 @@ class Position:
         return Position(self.created, sequence, (*newest, *self.anchors)[:ANCHORS_KEPT], self.begin)
 
     def carried(self) -> "Position":
-        """Return the end of a batch as the start of the next one."""
-        return Position(self.created, self.sequence, self.anchors)
+        """Return the end of a batch as the start of the next one, which does not begin where that batch did.
+
+        Where nothing was read the two are the same place, and it is kept: so the first batch says where a query began.
+        """
+        begin = self.begin if self.begin == self.sequence else None
+        return Position(self.created, self.sequence, self.anchors, begin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def find_frames(block: np.ndarray) -> Frames:
     nexts[candidates] += sizes + 2
     successors = np.arange(1, len(feeds) + 1)
     successors[candidates] = _lines_at(feeds, candidates, nexts[candidates], sizes)
-    chain = _chain(successors)
+    chain = candidates if _follow(candidates, successors) else _chain(successors)
     refused = chain[is_message[chain]]
     place = np.searchsorted(candidates, refused)
     refused = refused[(sizes[place] < 0) | (sizes[place] > PAYLOAD_SIZE_MAX)]
@@ -112,6 +112,13 @@ def _lines_at(feeds: np.ndarray, lines: np.ndarray, nexts: np.ndarray, sizes: np
     return np.asarray(np.minimum(successors, len(feeds)))
 
 
+def _follow(candidates: np.ndarray, successors: np.ndarray) -> bool:
+    """Return whether the lines that begin as messages do are all there is, one behind the other."""
+    if not len(candidates) or candidates[0] or successors[candidates[-1]] < len(successors):
+        return False
+    return bool((successors[candidates[:-1]] == candidates[1:]).all())
+
+
 def _chain(successors: np.ndarray) -> np.ndarray:
     """Return the lines that follow from the first one, in order; a successor beyond the last line ends the chain."""
     count = len(successors)
@@ -146,30 +153,44 @@ def numbers_before(block: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.
     """Return the whole numbers whose digits end before each place, and where their digits begin; -1: no number.
 
     Eight digits at a time: of a word of eight bytes the digits are the bytes behind the last one that is none, and
-    three multiplications add them up, pairs first.
+    three multiplications add them up, pairs first. Numbers of one length, as nearly all are, need no look at each.
     """
-    words = elements(block, "<u8")
-    values, digit_counts = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)
-    rows, scale = np.arange(len(ends)), 1
-    while len(rows) and scale < 10**_DIGITS_MAX:
-        places = ends[rows] - digit_counts[rows] - 8
-        inside = places >= 0
-        if not inside.all():
-            digit_counts[rows[~inside]] = _DIGITS_MAX + 1
-            rows, places = rows[inside], places[inside]
-        digits = words[places] ^ _ZEROS
-        others = ((digits + _TO_HIGH_BIT) | digits) & _HIGH_BITS
+    if not len(ends):
+        return np.empty(0, np.int64), ends
+    values, digit_counts = _digits_before(block, ends)
+    is_longer, scale = digit_counts == 8, 10**8
+    while scale < 10**_DIGITS_MAX and is_longer.any():
+        rows = slice(None) if is_longer.all() else is_longer
+        more, counts = _digits_before(block, (ends - digit_counts)[rows])
+        values[rows] += more * scale
+        digit_counts[rows] += counts
+        is_longer[rows] = counts == 8
+        scale *= 10**8
+    wrong = (digit_counts == 0) | (digit_counts > _DIGITS_MAX) | (values < 0)
+    values[wrong] = -1
+    return values, ends - digit_counts
+
+
+def _digits_before(block: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number that up to eight digits before each place are, and how many these are."""
+    digits = elements(block, "<u8")[np.maximum(ends - 8, 0)] ^ _ZEROS
+    others = ((digits + _TO_HIGH_BIT) | digits) & _HIGH_BITS
+    if int(ends.min()) < 8:  # nothing that is a control line is so short
+        others[ends < 8] = _HIGH_BITS
+    first = 8 - (int(others[0]).bit_length() >> 3)
+    shift = np.uint64(64 - 8 * first)
+    counts: np.ndarray
+    if first == 8 and not others.any():
+        counts = np.full(len(ends), 8)
+    elif 0 < first < 8 and bool(((others >> (shift - np.uint64(8))) == 0x80).all()):
+        counts = np.full(len(ends), first)
+        digits = digits >> shift << shift
+    else:
         # The exponent of a float is the highest bit: bit 63 is the last byte, which leaves no digits.
         counts = (64 - np.frexp(others.astype(np.float64))[1].astype(np.int64)) >> 3
         shifts = ((8 - counts) << 3).astype(np.uint64)
-        has_digits = counts > 0
-        digits = np.where(has_digits, digits >> shifts << shifts, np.uint64(0))
-        digits = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-        digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-        digits = (digits * np.uint64(10_000) + (digits >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
-        values[rows] += digits.astype(np.int64) * scale
-        digit_counts[rows] += counts
-        rows, scale = rows[counts == 8], scale * 10**8
-    wrong = (digit_counts == 0) | (digit_counts > _DIGITS_MAX)
-    values[wrong | (values < 0)] = -1
-    return values, ends - digit_counts
+        digits = np.where(counts > 0, digits >> shifts << shifts, np.uint64(0))
+    digits = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
+    digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+    digits = (digits * np.uint64(10_000) + (digits >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
+    return digits.astype(np.int64), counts
