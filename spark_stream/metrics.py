@@ -23,10 +23,10 @@ except ModuleNotFoundError as error:
         "metrics need the package prometheus-client: pip install 'pyspark-jstream[metrics]'", name=error.name
     ) from error
 
-from spark_stream.disks import space_of
+from spark_stream.check import Limits, command_line, problems_of
+from spark_stream.store_scan import Scan, scan_of
 from storage_core import Store
 from storage_core.errors import StorageError
-from storage_core.store.consumers.lag import consumer_report
 from storage_core.store.replicas.replicas import STATES
 
 log = logging.getLogger("jstream")
@@ -38,6 +38,10 @@ _REPLICA = ("store", "stream", "volume")
 _CONSUMER = ("store", "stream", "consumer")
 METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_up": (("path",), "Whether the store could be read"),
+    "jstream_problem": (
+        ("store", "level", "kind", "subject", "command"),
+        "A problem that `jstream check` reports: always 1; `command` mends it or says more",
+    ),
     "jstream_term": (("store",), "Term of the metadata log"),
     "jstream_index": (("store",), "Last index of the metadata log that is committed"),
     "jstream_leader": (("store", "volume", "path"), "Whether the volume led last: one of a store's is 1"),
@@ -132,7 +136,8 @@ class StoreCollector(Collector):
                     self._stores[number], read_only=True, storage_options=self._storage_options
                 )
             store = self._opened[number]
-            samples = [*_of_volumes(store), *_of_streams(store), *_of_consumers(store)]
+            scan = scan_of(store)
+            samples = [*_of_problems(scan), *_of_volumes(scan), *_of_streams(scan), *_of_consumers(scan)]
         except (StorageError, OSError, ValueError) as error:
             self._opened.pop(number, None)
             log.warning("no metrics of %s: %s", ",".join(self._stores[number]), error)
@@ -160,8 +165,18 @@ class MaintenanceCollector(Collector):
 Sample = tuple[str, float, tuple[str, ...]]
 
 
-def _of_volumes(store: Store) -> Iterator[Sample]:
-    info = store.cluster_info()
+def _of_problems(scan: Scan) -> Iterator[Sample]:
+    known = set()
+    for problem in problems_of(scan, Limits()):
+        level, kind = problem.level.name.lower(), problem.kind
+        labels = (scan.state.store_id.hex(), level, kind, str(problem.about), command_line(problem))
+        if labels not in known:
+            known.add(labels)
+            yield "jstream_problem", 1.0, labels
+
+
+def _of_volumes(scan: Scan) -> Iterator[Sample]:
+    info = scan.cluster
     store_id = str(info["name"])
     yield "jstream_term", info["term"], (store_id,)
     yield "jstream_index", info["index"], (store_id,)
@@ -173,16 +188,16 @@ def _of_volumes(store: Store) -> Iterator[Sample]:
             yield "jstream_volume_bytes", volume["bytes"], labels
         for kind, size in volume["disk_bytes"].items():
             yield "jstream_volume_disk_bytes", size, (*labels, kind)
-        if (space := space_of(labels[-1])) is not None:
+        if (space := scan.spaces.get(volume["name"])) is not None:
             yield "jstream_volume_free_bytes", space.free, labels
             yield "jstream_volume_size_bytes", space.size, labels
         for state in STATES:
             yield "jstream_volume_state", float(volume["state"] == state), (*labels, state)
 
 
-def _of_streams(store: Store) -> Iterator[Sample]:
-    for info in store.report():
-        state, labels = info["state"], (store.id.hex(), str(info["config"]["name"]))
+def _of_streams(scan: Scan) -> Iterator[Sample]:
+    for info in scan.streams:
+        state, labels = info["state"], (scan.state.store_id.hex(), str(info["config"]["name"]))
         yield "jstream_stream_first_sequence", state["first_seq"], labels
         yield "jstream_stream_last_sequence", state["last_seq"], labels
         yield "jstream_stream_messages", state["messages"], labels
@@ -203,9 +218,9 @@ def _of_replica(replica: Mapping[str, Any], labels: tuple[str, ...]) -> Iterator
         yield "jstream_replica_last_scrub_timestamp_seconds", _seconds(replica["last_scrub"]), labels
 
 
-def _of_consumers(store: Store) -> Iterator[Sample]:
-    for info in consumer_report(store):
-        labels = (store.id.hex(), str(info["stream_name"]), str(info["name"]))
+def _of_consumers(scan: Scan) -> Iterator[Sample]:
+    for info in scan.consumers:
+        labels = (scan.state.store_id.hex(), str(info["stream_name"]), str(info["name"]))
         yield "jstream_consumer_delivered_sequence", info["delivered"]["stream_seq"], labels
         yield "jstream_consumer_ack_floor", info["ack_floor"]["stream_seq"], labels
         yield "jstream_consumer_pending", info["num_pending"], labels

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from shlex import join
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,13 +36,24 @@ def check(
         str | None,
         typer.Option("--events-since", metavar="TIME", help="Warn of bad events since then: 1d, or a time."),
     ] = None,
+    losses_since: Annotated[
+        str | None,
+        typer.Option("--losses-since", metavar="TIME", help="Pass over messages that were declared lost before."),
+    ] = None,
+    pipeline: Annotated[
+        list[Path] | None, typer.Option("--pipeline", metavar="FILE", help="A pipeline's file; may be repeated.")
+    ] = None,
+    pipeline_age: Annotated[
+        str,
+        typer.Option("--pipeline-age", metavar=_EITHER, help="Time since its last run, while messages wait for it."),
+    ] = "1d",
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Look for problems, as monitoring systems want it: one line a problem, the worst first.
+    """Report problems for a monitoring system: one line per problem, the worst first.
 
-    Exit code 0 if all is well, 1 for warnings, 2 if something is critical or the store cannot be read. Volumes, copies
-    and consumers that stopped are always looked at. Nothing is locked or written; no block is read.
+    Exit code 0 if all is well, 1 for warnings, 2 if something is critical or the store cannot be read. Lost messages,
+    volumes, copies and consumers that stopped are always looked at. Nothing is locked or written; no block is read.
     """
     from spark_stream.check import About, Level, Limits, Problem, problems_of
     from spark_stream.store_scan import scan_of
@@ -54,16 +65,18 @@ def check(
         _limit(lag_age, "--lag-age", parse_duration_option),
         _limit(scrub_age, "--scrub-age", parse_duration_option),
         _limit(free, "--free", _used_share),
+        _limit(pipeline_age, "--pipeline-age", parse_duration_option),
         None if events_since is None else parse_since_ns(events_since, "--events-since", time.time_ns()),
+        0 if losses_since is None else parse_since_ns(losses_since, "--losses-since", time.time_ns()),
     )
     summary = ""
     try:
         with Store.open(store, read_only=True, storage_options=storage_options()) as opened:
-            scan = scan_of(opened)
-            problems = [problem for problem in problems_of(scan, limits) if problem.level >= Level.WARNING]
+            scan, pipelines = scan_of(opened), _pipelines(pipeline or [], store)
+            problems = [problem for problem in problems_of(scan, limits, pipelines) if problem.level >= Level.WARNING]
             summary = f"{counted(scan.cluster['voters'], 'volume')}, {counted(len(scan.streams), 'stream')}"
     except (StorageError, OSError) as error:
-        problems = [Problem(Level.CRITICAL, About(), explain(error))]
+        problems = [Problem("unreadable", Level.CRITICAL, About(), explain(error))]
     level = max((problem.level for problem in problems), default=Level.OK)
     if json:
         print_json({"level": level.name.lower(), "problems": [_json(problem) for problem in problems]})
@@ -74,21 +87,30 @@ def check(
     raise typer.Exit({Level.OK: 0, Level.WARNING: 1, Level.CRITICAL: 2}[level])
 
 
-def _text(problem: "Problem") -> str:
-    return f"{problem.text}: {problem.reason}" if problem.reason else problem.text
+def _pipelines(files: "list[Path]", store: str) -> list[dict[str, Any]]:
+    if not files:
+        return []
+    from spark_stream.pipelines.status import short_status
+
+    return [short_status(file, store) for file in files]
 
 
 def _line(problem: "Problem") -> str:
-    remedy = f"; run `{join(('jstream', *problem.command))}`" if problem.command else ""
-    return f"{problem.level.name}: {problem.about}: {_text(problem)}{remedy}"
+    from spark_stream.check import command_line, sentence_of
+
+    remedy = f"; run `{command_line(problem)}`" if problem.command else ""
+    return f"{problem.level.name}: {problem.about}: {sentence_of(problem)}{remedy}"
 
 
 def _json(problem: "Problem") -> dict[str, Any]:
+    from spark_stream.check import command_line, sentence_of
+
     return {
         "level": problem.level.name.lower(),
+        "kind": problem.kind,
         "subject": str(problem.about),
-        "text": _text(problem),
-        "command": join(("jstream", *problem.command)) if problem.command else None,
+        "text": sentence_of(problem),
+        "command": command_line(problem) or None,
     }
 
 

@@ -1,15 +1,13 @@
 """`jstream cluster`: the volumes of a store, what they are like, and which they are."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_stream.cli.failures import CommandFailed, VerbGroup
 from spark_stream.cli.options import (
-    NO_QUORUM,
-    REMEDY,
     ForceOption,
     GroupStoreOption,
     JsonOption,
@@ -34,6 +32,9 @@ VolumeArgument = Annotated[
     str,
     typer.Argument(metavar="VOLUME", help="A volume of the store: its path, or its name as tables or JSON show it."),
 ]
+OF_VOLUMES = (  # problems that `cluster info` tells
+    "messages_lost", "messages_gone", "messages_away", "not_writable", "volume", "copies_damaged", "copies_behind",
+)  # fmt: skip
 _NAME_SIZE_MIN = 4  # letters of a volume's name that say which one is meant
 
 
@@ -55,8 +56,8 @@ def info(watch: WatchOption = None, store: StoreOption = "", json: JsonOption = 
 
 def _show_info(store: str, json: bool) -> None:
     with open_store(store, warns=False, read_only=True) as opened:
-        cluster, labels = opened.cluster_info(), volume_labels(opened)
-    _print_info(cluster, labels, json)
+        shown = _look(opened)
+    _print_info(*shown, json)
 
 
 @app.command("step-down")
@@ -67,9 +68,9 @@ def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: 
     """
     with open_store(store, take_over=take_over, warns=False) as opened:
         opened.step_down()
-        cluster, labels = opened.cluster_info(), volume_labels(opened)
+        cluster, labels, problems = _look(opened)
     say(f"volume {labels.get(cluster['leader'], cluster['leader'])} leads in term {cluster['term']}")
-    _print_info(cluster, labels, json)
+    _print_info(cluster, labels, problems, json)
 
 
 @volume_app.command("add")
@@ -82,9 +83,9 @@ def add(
     """Add volumes: two at a time, so that their number stays odd. They vote once they have caught up."""
     with open_store(store, take_over=take_over, warns=False) as opened:
         opened.add_volumes(_split(paths))
-        cluster, labels = opened.cluster_info(), volume_labels(opened)
+        cluster, labels, problems = _look(opened)
     say(f"{counted(len(_split(paths)), 'volume')} added")
-    _print_info(cluster, labels, json)
+    _print_info(cluster, labels, problems, json)
 
 
 @volume_app.command("remove")
@@ -105,9 +106,9 @@ def remove(
         shown = ", ".join(volume_labels(opened)[name] for name in names)
         ask_consent(f"Remove {counted(len(names), 'volume')} from the store: {shown}?", force)
         opened.remove_volumes(names)
-        cluster, labels = opened.cluster_info(), volume_labels(opened)
+        cluster, labels, problems = _look(opened)
     say(f"{counted(len(names), 'volume')} removed")
-    _print_info(cluster, labels, json)
+    _print_info(cluster, labels, problems, json)
 
 
 @volume_app.command("replace")
@@ -123,9 +124,9 @@ def replace(
         name = resolve_volume(opened, volume)
         label = volume_labels(opened)[name]
         opened.replace_volume(name, path)
-        cluster, labels = opened.cluster_info(), volume_labels(opened)
+        cluster, labels, problems = _look(opened)
     say(f"volume {label} was replaced by {path}")
-    _print_info(cluster, labels, json)
+    _print_info(cluster, labels, problems, json)
 
 
 def resolve_volume(store: "Store", text: str) -> str:
@@ -148,21 +149,30 @@ def _split(texts: list[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",")]
 
 
-def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> None:
+def _look(store: "Store") -> tuple[Mapping[str, Any], Mapping[str, str], list[str]]:
+    """Return what `cluster info` prints, what people call the volumes, and what is wrong, a sentence per problem."""
+    from spark_stream.check import Limits, command_line, problems_of, sentence_of
+    from spark_stream.store_scan import scan_of
+
+    scan = scan_of(store)
+    problems = []
+    for problem in problems_of(scan, Limits()):
+        if problem.kind in OF_VOLUMES:
+            remedy = f"; run `{command_line(problem)}`" if problem.command else ""
+            problems.append(f"{problem.about} {sentence_of(problem)}{remedy}")
+    return scan.cluster, scan.labels, problems
+
+
+def _print_info(info: Mapping[str, Any], labels: Mapping[str, str], problems: Sequence[str], json: bool) -> None:
     if json:
         print_json(info)
     else:
         _print_tables(info, labels)
-    for volume in info["volumes"]:
-        if volume["reason"]:
-            say(f"{labels.get(volume['name'], volume['name'])} is {volume['state']}: {volume['reason']}")
-    if info["leader"] is None:
-        say(NO_QUORUM)
-    elif any(volume["reason"] for volume in info["volumes"]):
-        say(f"{REMEDY}; `jstream cluster volume replace VOLUME PATH` gives one another place")
+    for problem in problems:
+        say(problem)
 
 
-def _print_tables(info: dict[str, Any], labels: Mapping[str, str]) -> None:
+def _print_tables(info: Mapping[str, Any], labels: Mapping[str, str]) -> None:
     change = info["change"]
     facts = [
         ("leader", labels.get(info["leader"], info["leader"]) or "none: too few volumes can vote"),

@@ -25,7 +25,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.spelling import spells
 from spark_stream.cli.stream_options import ConfigOption
 from spark_stream.cli.watching import WatchOption, show_repeatedly
-from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say
+from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say, show_span
 from spark_stream.plans import seconds_until
 
 app = typer.Typer(cls=VerbGroup, help="Durable consumers: create them, see their lag, move them.")
@@ -171,7 +171,7 @@ def pause(
         consumer = opened.stream(stream).consumer(name)
         consumer.pause(seconds_until(until))
         described = consumer.info()
-    say(f"consumer {name} of stream {stream} is paused for {_show_span(described['pause_remaining'] / 1e9)}")
+    say(f"consumer {name} of stream {stream} is paused for {show_span(described['pause_remaining'] / 1e9)}")
     if json:
         print_json(described)
 
@@ -221,7 +221,7 @@ def _report_row(info: dict[str, Any]) -> list[Any]:
         info["num_pending"],
         info["num_skipped"],
         lag["messages"],
-        _show_span(lag["seconds"]) if lag["messages"] else None,
+        show_span(lag["seconds"]) if lag["messages"] else None,
         "stopped" if info["problem"] else "paused" if info["paused"] else "ok",
     ]
 
@@ -233,19 +233,6 @@ def _say_position(info: dict[str, Any]) -> None:
         say(f"{name} is stopped: {info['problem']}")
     elif moves_to is not None:
         say(f"{name} continues with {moves_to['next_seq']} at its next read: {moves_to['reason']}")
-
-
-def _show_span(seconds: float) -> str:
-    """Return a span of time for people, its two largest units: `3d4h`, `2m5s`; below a minute `1.5s`."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    shown: list[str] = []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, whole = divmod(whole, size)
-        if count or shown:
-            shown.append(f"{count}{unit}")
-    return "".join(part for part in shown[:2] if not part.startswith("0"))
 
 
 def _print_info(info: dict[str, Any], json: bool) -> None:
@@ -282,7 +269,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("pending", info["num_pending"]),
         ("skipped", info["num_skipped"]),
         *([("cannot be read now", info["num_unreadable"])] if info["num_unreadable"] else []),
-        ("paused", f"for {_show_span(info['pause_remaining'] / 1e9)}" if info["paused"] else False),
+        ("paused", f"for {show_span(info['pause_remaining'] / 1e9)}" if info["paused"] else False),
         ("incarnation", info["incarnation"]),
     ]
     print_facts("State", state)

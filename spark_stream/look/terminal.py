@@ -80,6 +80,19 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def show_span(seconds: float) -> str:
+    """Return a span of time for people, in its two largest units: `1 d 1 h`, `2 min 5 s`; below ten seconds `1.5 s`."""
+    whole = max(0, round(seconds))
+    if whole < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, whole = divmod(whole, size)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 "))
+
+
 def show_size(byte_count: int) -> str:
     """Return a size for people: `1.5 MiB`."""
     size = float(byte_count)

@@ -1,13 +1,15 @@
 """How a pipeline stands, without Spark: its checkpoint, how far the stream is ahead, what the last run did."""
 
+from pathlib import Path
 from typing import Any
 
 from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
-from spark_stream.pipelines.config import Pipeline
+from spark_stream.pipelines.config import Pipeline, load_pipeline
 from spark_stream.pipelines.source import live_streams, matching
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
 from storage_core import Store
+from storage_core.errors import StorageError
 from storage_core.live.server import StreamInfo
 
 
@@ -33,6 +35,17 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "last_run": runs[-1] if runs else None,
         "backfills": state.read(BACKFILLS) or [],
     }
+
+
+def short_status(file: Path, store: str) -> dict[str, Any]:
+    """Return how the pipeline of a file stands, in short: `error` if it cannot be looked at. Never raises for that."""
+    try:
+        whole = status(load_pipeline(file, store))
+    except (StorageError, OSError, ValueError) as error:
+        return {"pipeline": file.stem, "file": str(file), "error": str(error)}
+    lags = [stream["lag"] for stream in whole["streams"] if stream["lag"] is not None]
+    kept = {key: whole[key] for key in ("pipeline", "file", "running", "last_run")}
+    return {**kept, "lag": sum(lags) if lags else None, "error": None}
 
 
 def messages_to_go(pipeline: Pipeline) -> int:

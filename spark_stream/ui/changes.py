@@ -211,7 +211,7 @@ def _reset(site: Site, query: Query) -> Plan:
         ("delivered up to", plan["delivered"]["stream_seq"]),
         ("acknowledged up to", plan["ack_floor"]["stream_seq"]),
         ("ack pending", plan["num_ack_pending"]),
-        *([("does not go on", plan["problem"])] if plan["problem"] else []),
+        *([("is stopped", plan["problem"])] if plan["problem"] else []),
         ("continues with", target),
         ("done, and handed out again", plan["num_again"]),
         ("not done, and skipped", plan["num_skipped"]),

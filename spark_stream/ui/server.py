@@ -20,12 +20,12 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from spark_stream.look.rendering import LOOK, stylesheet
-from spark_stream.look.terminal import show_size
+from spark_stream.look.terminal import show_size, show_span
 from spark_stream.pictures import replica_map_svg
 from spark_stream.ui import changes, downloads, payload, rescue
 from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of
 from spark_stream.ui.model import copies, messages, pages, pipelines, subjects
-from spark_stream.ui.model.health import age_text, health, span_text
+from spark_stream.ui.model.health import age_text, health
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
@@ -103,7 +103,7 @@ class Server:
         self._templates.filters.update(
             visible=payload.visible, plain=payload.plain,
             size=lambda count: "unknown" if count is None else show_size(count),
-            count=lambda number: f"{number:,}", span=span_text, seconds=_seconds_text,
+            count=lambda number: f"{number:,}", span=show_span, seconds=_seconds_text,
         )  # fmt: skip
 
     def application(self, hosts: tuple[str, ...]) -> Doors:

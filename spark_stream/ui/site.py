@@ -29,6 +29,7 @@ CHEAP_S = 0.1  # of a processor: a scan that takes no more is made for a page th
 STALE_S = 15.0  # older than this it is shown to nobody: nobody has looked for a while
 VIEWER_S = 15.0  # who asked for a page is a viewer for so long
 HEARTBEAT_S = 10.0  # the newest scan is announced at least so often: ages grow also where nothing happens
+PIPELINES_FRESH_S = 5.0  # each opens a store
 HISTORY_COUNT = 720  # points of a consumer's lag
 HISTORY_STEP_S = 5.0
 READ_ERRORS = (StorageError, OSError, ValueError)
@@ -54,6 +55,7 @@ class Site:
         self._store: Store | None = self._open()
         self._scanning = threading.Lock()
         self._scan: Scan | None = None
+        self._pipelines: tuple[float, list[dict[str, Any]]] = (-1e9, [])  # when they were looked at, and as what
         self.remembered: tuple[Scan, dict[str, Any]] | None = None  # a scan, and what health.py makes of it
         self._scan_s = 0.0  # processor time that the last scan took
         self._scanned_at = self._announced_at = self._asked_at = -1e9
@@ -93,6 +95,16 @@ class Site:
         """Open the store anew the next time: another one may lie there."""
         with self._opening:
             self._store = None
+
+    def pipeline_statuses(self) -> list[dict[str, Any]]:
+        """Return how each pipeline that was named stands, in short; looked at once in a while for all viewers."""
+        looked_at, statuses = self._pipelines
+        if self.pipelines and time.monotonic() - looked_at >= PIPELINES_FRESH_S * bool(self._fresh_s):
+            from spark_stream.pipelines.status import short_status  # with Spark's Python: for those who have pipelines
+
+            statuses = [short_status(file, ",".join(self.paths)) for file in self.pipelines]
+            self._pipelines = time.monotonic(), statuses
+        return statuses
 
     # --- scans
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,10 +131,24 @@ def test_store_that_is_gone_is_down_and_up_again_when_it_is_back(store: Store, t
 
 def test_every_metric_is_described_and_none_is_missing(store: Store) -> None:
     store.scrub()
+    shutil.rmtree(store.paths[2])  # else there is no problem
     text = exposition([StoreCollector([store.paths])])
     names = {family.name for family in text_string_to_metric_families(text)}
     assert names == set(METRICS)
     assert all(f"# HELP {name} {meaning}" in text for name, (_, meaning) in METRICS.items())
+
+
+def test_a_volume_that_is_away_is_one_problem(store: Store) -> None:
+    shutil.rmtree(store.paths[2])
+    families = text_string_to_metric_families(exposition([StoreCollector([store.paths])]))
+    (family,) = [family for family in families if family.name == "jstream_problem"]
+    (sample,) = family.samples
+    assert {key: value for key, value in sample.labels.items() if key != "store"} == {
+        "level": "warning",
+        "kind": "volume",
+        "subject": f"volume {Path(store.paths[2]).name}",
+        "command": "jstream repair",
+    }
 
 
 def test_what_is_on_the_disks_is_told_by_kind_and_follows_a_purge(store: Store) -> None:
@@ -164,6 +179,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 def test_dashboards_and_alerts_ask_for_metrics_and_labels_that_are_there(store: Store) -> None:
     promql_parser = pytest.importorskip("promql_parser", reason="the package promql-parser is not installed")
     store.scrub()
+    shutil.rmtree(store.paths[2])  # else there is no problem
     with Store.open(store.paths) as opened:
         text = exposition([StoreCollector([store.paths]), MaintenanceCollector(opened, True, 1.0)])
     labels = {

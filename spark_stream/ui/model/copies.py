@@ -20,6 +20,7 @@ from spark_stream.ui.site import Site
 from storage_core.errors import NotFoundError
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
+from storage_core.sequences import SequenceSet
 from storage_core.store.replicas.replicas import STATES, BlockCopies
 
 TILE_COUNT_MAX = 160  # per volume
@@ -70,7 +71,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         "is_all": len(shown) == len(rows),
         "shown_blocks": len(shown),
         "all_blocks": len(rows),
-        "marks": _marks(stream, shown, bounds),
+        "marks": _marks(stream, shown, bounds, ~scan.survey.whole_somewhere(stream)[near]),
         "blocks": blocks,
         "lost_ranges": [list(lost_range) for lost_range in stream.lost.ranges_head(RANGE_COUNT_MAX)],
         "states": sorted(
@@ -125,15 +126,25 @@ def _tile(rows: np.ndarray, states: list[str], begin: int, stop: int) -> dict[st
     }
 
 
-def _marks(stream: StreamState, rows: np.ndarray, bounds: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Return, for each tile's sequences, how many are lost or removed: what a read of all copies together has."""
+def _marks(
+    stream: StreamState, rows: np.ndarray, bounds: list[tuple[int, int]], is_unreadable: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return, for each tile's sequences, how many are lost, removed, or in blocks of which no copy is whole.
+
+    That is what a read of all copies together does not have.
+    """
     marks = []
+    nowhere = SequenceSet.from_columns(
+        rows["first"][is_unreadable], rows["first"][is_unreadable] + rows["span"][is_unreadable]
+    ).intersection(stream.shown())
     for begin, stop in bounds:
         first, end = int(rows["first"][begin]), int(rows["first"][stop - 1] + rows["span"][stop - 1])
         lost = stream.lost.count_in(first, end)
         removed = stream.removed.count_in(first, end) - lost + max(0, min(end, stream.low_watermark) - first)
-        state = "lost" if lost else "removed" if removed * 2 > end - first else "served"
-        marks.append({"first": first, "end": end, "lost": lost, "removed": max(0, removed), "state": state})
+        unreadable = nowhere.count_in(first, end)
+        state = "lost" if lost or unreadable else "removed" if removed * 2 > end - first else "served"
+        counts = {"lost": lost, "unreadable": unreadable, "removed": max(0, removed)}
+        marks.append({"first": first, "end": end, **counts, "state": state})
     return marks
 
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from shlex import join
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from spark_stream.check import ADOPT, Level, Limits, Problem, problems_of
+from spark_stream.check import Level, Limits, Problem, command_line, problems_of
+from spark_stream.look.terminal import counted, show_span
 from spark_stream.store_scan import Scan
 from spark_stream.ui.site import Site
 
 PROBLEM_COUNT_MAX = 100  # that a page lists
 LIMITS = Limits()  # those of `jstream check`
-_WORDS = {Level.OK: "Healthy", Level.NOTE: "Healthy", Level.WARNING: "Needs attention", Level.CRITICAL: "Broken"}
+_WORDS = {Level.WARNING: "Needs attention", Level.CRITICAL: "Critical"}
 
 
 def _shown(site: Site, problem: Problem) -> dict[str, Any]:
@@ -21,7 +21,8 @@ def _shown(site: Site, problem: Problem) -> dict[str, Any]:
         "level": problem.level.name.lower(),
         "what": problem.sentence,
         "why": problem.reason,
-        "command": f"{join(('jstream', *problem.command))} --store {site.command_store}" if problem.command else "",
+        "advice": problem.advice,
+        "command": command_line(problem, site.command_store),
         "change": _change(problem),
         "page": _page(problem),
     }
@@ -29,8 +30,6 @@ def _shown(site: Site, problem: Problem) -> dict[str, Any]:
 
 def _change(problem: Problem) -> str:
     """Return the page that plans the repair; empty if pages cannot."""
-    if problem.command == ADOPT:
-        return ""
     match problem.command:
         case "repair", "--take-back", stream:
             return f"/change/repair?{urlencode({'stream': stream, 'loss': 'take-back'})}"
@@ -45,6 +44,8 @@ def _change(problem: Problem) -> str:
 
 def _page(problem: Problem) -> str:
     about = problem.about
+    if about.pipeline:
+        return "/pipelines"
     if not about.stream:
         return "/volumes"
     stream = f"/streams/{quote(about.stream, safe='')}"
@@ -62,35 +63,33 @@ def health(site: Site, scan: Scan) -> dict[str, Any]:
 
 
 def _health(site: Site, scan: Scan) -> dict[str, Any]:
-    problems = problems_of(scan, LIMITS)
+    problems = problems_of(scan, LIMITS, site.pipeline_statuses())
     level = problems[0].level if problems else Level.OK
-    volumes = scan.cluster["volumes"]
-    current = sum(volume["state"] == "current" for volume in volumes)
-    lag = max((consumer["lag"]["messages"] for consumer in scan.consumers), default=0)
-    scrubbed = [volume["last_scrub"] for volume in volumes if volume["state"] != "missing"]  # of those, nobody knows
-    is_whole = bool(scrubbed) and all(scrubbed)
-    scrub = f"last scrub {age_text(min(scrubbed), scan.time_ns)}" if is_whole else "not scrubbed yet"
-    sentence = f"{_WORDS[level]}: {current} of {len(volumes)} volumes current, worst lag {lag:,}, {scrub}"
     return {
         "state": level.name.lower(),
-        "sentence": sentence,
+        "sentence": _sentence(scan, level, problems),
         "problems": [_shown(site, problem) for problem in problems[:PROBLEM_COUNT_MAX]],
         "problems_left_out": max(0, len(problems) - PROBLEM_COUNT_MAX),
     }
 
 
+def _sentence(scan: Scan, level: Level, problems: list[Problem]) -> str:
+    """Return the worst problem and how many there are besides, or what a healthy store is like."""
+    if level in _WORDS:
+        others = sum(problem.level > Level.NOTE for problem in problems) - 1
+        more = f", and {counted(others, 'more problem')}" if others else ""
+        return f"{_WORDS[level]}: {problems[0].sentence}{more}"
+    volumes = scan.cluster["volumes"]
+    lag = max((consumer["lag"]["messages"] for consumer in scan.consumers), default=0)
+    scrubbed = [volume["last_scrub"] for volume in volumes]
+    scrub = f"last scrub {age_text(min(scrubbed), scan.time_ns)}" if scrubbed and all(scrubbed) else "not scrubbed yet"
+    return f"Healthy: {len(volumes)} of {len(volumes)} volumes current, worst lag {lag:,}, {scrub}"
+
+
 def age_text(time_text: str, now_ns: int) -> str:
     """Return how long ago a time in RFC 3339 was, for people."""
     then = datetime.fromisoformat(time_text[:19]).replace(tzinfo=timezone.utc).timestamp()
-    return f"{span_text(now_ns / 1e9 - then)} ago"
-
-
-def span_text(seconds: float) -> str:
-    """Return a span of time in its largest unit."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0, seconds):.0f} s"
+    return f"{show_span(now_ns / 1e9 - then)} ago"
 
 
 def worst_lag(scan: Scan) -> Mapping[str, Any] | None:

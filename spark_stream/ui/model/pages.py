@@ -37,6 +37,7 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "health": health(site, scan),
         "streams": len(streams),
         "consumers": len(scan.consumers),
+        "pipelines": _pipelines(site),
         "messages": sum(stream.message_count for stream in streams),
         "messages_per_second": round(rate(streams, scan.time_ns), 2),
         "bytes": sum(stream.data_size for stream in streams),
@@ -50,6 +51,18 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "events": [_shown_event(event_json(event), scan) for event in reversed(state.events[-NEWEST_EVENT_COUNT:])],
         "command": f"jstream cluster info --store {site.command_store}",
     }
+
+
+def _pipelines(site: Site) -> dict[str, int] | None:
+    """Return how many pipelines there are, run now and failed in their last run; None if none was named."""
+    statuses = site.pipeline_statuses()
+    if not statuses:
+        return None
+    runs = [status["last_run"] for status in statuses if not status["error"] and not status["running"]]
+    failed = sum(run is not None and not run["ok"] for run in runs) + sum(bool(status["error"]) for status in statuses)
+    running = sum(not status["error"] and bool(status["running"]) for status in statuses)
+    waiting = sum(status.get("lag") or 0 for status in statuses)
+    return {"count": len(statuses), "running": running, "failed": failed, "waiting": waiting}
 
 
 def streams_page(site: Site, query: Query) -> dict[str, Any]:

@@ -22,7 +22,7 @@ REASON_SIZE_MAX = 500  # letters
 def pipelines_page(site: Site, query: Query) -> dict[str, Any]:
     """Return each pipeline in short."""
     return {
-        "pipelines": [_short(site, number, file) for number, file in enumerate(site.pipelines)],
+        "pipelines": [{**short, "number": number} for number, short in enumerate(site.pipeline_statuses())],
         "command": f"jstream etl status FILE --store {site.command_store}",
     }
 
@@ -53,23 +53,6 @@ def _status(site: Site, file: Path) -> tuple["Pipeline", dict[str, Any]]:
 
     pipeline = load_pipeline(file, ",".join(site.paths))
     return pipeline, status(pipeline)
-
-
-def _short(site: Site, number: int, file: Path) -> dict[str, Any]:
-    try:
-        _, status = _status(site, file)
-    except READ_ERRORS as error:
-        return {"number": number, "pipeline": file.stem, "file": str(file), "error": str(error)}
-    lags = [stream["lag"] for stream in status["streams"] if stream["lag"] is not None]
-    return {
-        "number": number,
-        "pipeline": status["pipeline"],
-        "file": status["file"],
-        "running": status["running"],
-        "last_run": status["last_run"],
-        "lag": sum(lags) if lags else None,
-        "error": None,
-    }
 
 
 def _is_shown(site: Site, volumes: list[str]) -> bool:

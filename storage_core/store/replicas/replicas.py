@@ -209,6 +209,12 @@ class Survey:
             reason=reason,
         )
 
+    def whole_somewhere(self, stream: StreamState) -> np.ndarray:
+        """Return for each live block whether a volume at hand has a copy that is whole as far as is known."""
+        copies = [self.block_copies(stream, position).whole for position in range(len(stream.placement))]
+        whole: np.ndarray = np.logical_or.reduce([np.zeros(len(stream.blocks), bool), *copies])
+        return whole
+
     def block_copies(self, stream: StreamState, position: int) -> BlockCopies:
         """Return the copies of the stream's blocks on the volume at this position of its placement."""
         rows = stream.blocks.rows

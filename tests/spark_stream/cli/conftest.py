@@ -25,7 +25,7 @@ VOLATILE = [
     (re.compile(r'"(term|index|generation|applied)": \d+'), r'"\1": "<number>"'),
     (re.compile(r'"metadata": \d+'), '"metadata": "<size>"'),
     (re.compile(r'"seconds": [\d.e-]+'), '"seconds": "<number>"'),
-    (re.compile(r"\b\d+\.\ds\b +"), "<span> "),
+    (re.compile(r"\b\d+(?:\.\d)? s\b +"), "<span> "),
     (re.compile(r'"lag": [1-9]\d*'), '"lag": "<number>"'),
     (re.compile(r"\b2\d{3}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
 ]

@@ -240,7 +240,7 @@ def test_next_with_a_value_that_is_not_taken_is_wrong_usage(billing: Any, words:
 
 
 def test_a_paused_consumer_hands_out_nothing_until_it_is_resumed(billing: Any) -> None:
-    assert billing("consumer", "pause", "ORDERS", "billing", "1h").err.endswith("is paused for 1h\n")
+    assert billing("consumer", "pause", "ORDERS", "billing", "1h").err.endswith("is paused for 1 h\n")
     assert info_of(billing)["paused"] is True
     assert "paused" in billing.done("consumer", "report").splitlines()[1]
     outcome = billing("consumer", "next", "ORDERS", "billing", "--wait", "0")

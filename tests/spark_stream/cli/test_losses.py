@@ -74,7 +74,7 @@ def test_a_loss_that_was_accepted_is_taken_back(trio, unmounted: Path, volumes: 
     assert outcome.code == 1
     assert "sequences 2 to 2 were declared lost, and are on disk-3 now: `jstream repair --take-back`" in outcome.err
     assert problems(trio)[:1] == [
-        ("warning", "has 1 message (2) again that were declared lost: They are on disk-3.",
+        ("warning", "has 1 message (2) again that were declared lost: they are on disk-3",
          "jstream repair --take-back ORDERS")
     ]  # fmt: skip
     trio("repair")

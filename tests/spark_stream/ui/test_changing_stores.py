@@ -43,11 +43,11 @@ def swap_a_volume(store: Store, volumes: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("happens", "code", "state", "words"),
     [
-        (lose(1), 200, "warning", "Needs attention: 2 of 3 volumes current"),
-        (lose(2), 200, "critical", "Broken: 0 of 3 volumes current"),
-        (lose_metadata, 200, "critical", "Broken: 0 of 3 volumes current"),
-        (lose_blocks, 200, "critical", "Broken: 0 of 3 volumes current"),
-        (swap_a_volume, 200, "warning", "Needs attention: 2 of 3 volumes current"),
+        (lose(1), 200, "warning", "Needs attention: volume disk-1 is missing"),
+        (lose(2), 200, "critical", "Critical: store cannot be written: 1 of 3 volumes can vote"),
+        (lose_metadata, 200, "critical", "Critical: store cannot be written: 1 of 3 volumes can vote"),
+        (lose_blocks, 200, "critical", "Critical: stream ORDERS has 5 messages (26 to 30) on no volume at hand"),
+        (swap_a_volume, 200, "warning", "Needs attention: volume disk-2 is foreign"),
         (lose(3), 503, "", "The store cannot be read"),
     ],
     ids=["a volume gone", "two gone", "metadata gone", "a block gone everywhere", "a foreign volume", "all gone"],

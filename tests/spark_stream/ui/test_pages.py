@@ -199,6 +199,11 @@ def test_what_no_copy_has_stands_in_its_place(store: Store, volumes: list[Path],
     browser = serve(volumes)
     for volume in volumes:
         spoil(volume, 2)
+    store.scrub()
+    marks = browser.api("/streams/ORDERS/copies")["marks"]
+    assert [mark["unreadable"] for mark in marks] == [0, 0, 5, 0, 0, 0, 0]
+    assert [mark["state"] for mark in marks] == ["served", "served", "lost", *["served"] * 4]
+    assert "5 on no whole copy" in browser.page("/streams/ORDERS/copies")
     rows = browser.api("/streams/ORDERS/messages", count=200)["rows"]
     (unreadable,) = [row for row in rows if row["kind"] == "unreadable"]
     assert unreadable["file"].endswith(".blk")
@@ -300,6 +305,10 @@ stream = "DEAD"
         summary.finish(ok=rows_in == 7, error="" if rows_in == 7 else "the sink is full")
         state.add_run(summary.to_json())
     browser, before = serve(volumes, pipelines=[file, tmp_path / "gone.toml"]), tree(volumes)
+    overview = browser.api("/overview")
+    assert overview["pipelines"] == {"count": 2, "running": 0, "failed": 1, "waiting": 56}
+    assert overview["health"]["sentence"].startswith("Needs attention: pipeline gone cannot be looked at")
+    assert "1 failed" in browser.page("/")
     short, gone = browser.api("/pipelines")["pipelines"]
     assert (short["pipeline"], short["last_run"]["rows_in"], short["lag"]) == ("orders", 7, 56)
     assert "gone.toml" in gone["error"]
