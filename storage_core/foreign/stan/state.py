@@ -291,8 +291,9 @@ class _Look:
 
     def choose_run(self) -> None:
         """Let the slice answer for the run that is served of it, where its numbers begin again."""
-        if not self.extent.rises and not self.extent.first <= self.first <= self.extent.last:
-            self.first = self.extent.first
+        if not self.extent.rises:
+            is_true = bool(self._sequence_at(FILE_HEADER_SIZE))  # else damage goes back in front of the run
+            self.first = self.extent.first if is_true else min(self.first, self.extent.first)
 
     @property
     def summary(self) -> _Summary:

@@ -170,6 +170,27 @@ def test_records_of_another_run_in_damaged_bytes_fail_a_read_that_lacks_no_seque
         read(store)
 
 
+def test_a_damaged_first_record_in_front_of_copies_is_lost(writer: Any, read: Read, make_channel: Any) -> None:
+    damaged = bytearray(writer.message(1, data=b"a 1"))
+    damaged[-1] ^= 1
+    content = [bytes(damaged), *run(writer, 2, 14), *run(writer, 11, 14)]
+    store = make_channel(msgs_1_dat=[writer.version, *content])
+    got, told = everything(store, read)
+    assert got == names(("a", 2, 14))
+    assert [(place.first, place.end) for place in told if place.costs] == [(1, 2)]
+    with pytest.raises(DataLossError):
+        read(store)
+
+
+def test_a_run_that_begins_below_a_shorter_one_in_front_is_served_whole(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    store = make_channel(msgs_1_dat=[writer.version, *run(writer, 5, 9), *run(writer, 1, 31, "b")])
+    got, told = everything(store, read)
+    assert got == names(("b", 1, 31))
+    assert of_others(told) == [(5, 9)]
+
+
 def test_nodes_of_which_one_began_again_are_told_apart(writer: Any, read: Read, make_channel: Any) -> None:
     for root in ("n1", "n2"):
         make_channel(root=root, msgs_1_dat=[writer.version, *run(writer, 1, 31)])
