@@ -5,12 +5,16 @@ where there is none) and REASON (null: the message is good). `good` makes of it 
 dead letters are made of. Everything but msgpack is Spark's own expressions, evaluated in the JVM.
 
 A field that the schema says is NOT NULL must be there; all others may be missing. Nothing is guessed: a value that is
-not of its type, something behind the JSON object, a list where an object belongs all make a message bad.
+not of its type, something behind the JSON object, a list where an object belongs all make a message bad. So does a
+value that Spark's parser would take for another one: see `_altered`.
 """
 
 import math
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import msgpack
@@ -18,7 +22,21 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 from datasource.spark_versions import HAS_ARROW_UDF
 from spark_stream.pipelines.config import BYTES, ENVELOPE, JSON, MSGPACK, UTF8, Payload, Pipeline
@@ -27,10 +45,13 @@ from spark_stream.pipelines.errors import DefinitionError
 DATA, BODY, REASON = "__data", "__body", "__reason"
 PLAIN_COLUMNS = {UTF8: "text", BYTES: "data"}  # what the only column is called unless `column` says
 SHOWN_MAX = 60  # characters of a value that a reason shows
+BYTE_MAX = 127
+SECONDS_MAX = 9_223_372_036_854  # of a TIMESTAMP, before and after 1970: microseconds in 64 bits
 _NOT_THE_SCHEMA = "does not fit the schema"
 _STRICT = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
 # A float that is no number, or infinite: a type byte, then sign and exponent with all bits of the exponent set.
 _NO_NUMBER = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]")
+_BINARY = re.compile(rb"[\xc4-\xc6]")  # the type bytes of binary values
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +142,11 @@ def parse(messages: DataFrame, payload: Payload, fields: Fields) -> DataFrame:
         )
     corrupt = _unused_name(fields.body)
     parsed = made.withColumn("__parsed", _from_json(text, fields.body.fields, corrupt))
-    reason = F.coalesce(problem, _reason(text, F.col("__parsed"), fields.body, corrupt, payload.format))
+    reason = F.coalesce(
+        problem,
+        _reason(text, F.col("__parsed"), fields.body, corrupt, payload.format),
+        _altered(text, F.col("__parsed"), fields.body, corrupt),
+    )
     names = [F.col(f"__parsed.`{_escape(field.name)}`").alias(field.name) for field in fields.body.fields]
     return parsed.select(*envelope, F.col(DATA), F.struct(*names).alias(BODY), reason.alias(REASON))
 
@@ -150,7 +175,12 @@ def refuse_bad(parsed: DataFrame) -> DataFrame:
 def _from_json(text: Column, fields: list[StructField], corrupt: str, strict: bool = False) -> Column:
     nullable = [StructField(field.name, field.dataType) for field in fields]
     schema = StructType([*nullable, StructField(corrupt, StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, "allowSingleQuotes": "false"}
+    options = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": corrupt,
+        "allowSingleQuotes": "false",
+        "enableDateTimeParsingFallback": "false",  # with it the text "5" is the sixth day of 1970
+    }
     return F.from_json(text, schema, options | (_STRICT if strict else {}))
 
 
@@ -183,6 +213,117 @@ def _reason(text: Column, parsed: Column, body: StructType, corrupt: str, format
         absent = holder & value.getField(steps[-1]).isNull()
         reason = reason.when(absent, F.lit(f"{'.'.join(steps)} is null or missing"))
     return reason
+
+
+def _altered(text: Column, parsed: Column, body: StructType, corrupt: str) -> Column:
+    """Return which value of a payload Spark's parser has silently made another one of, null if it is none.
+
+        half a surrogate pair       no character: the parser makes `?` of it, of whatever half
+        1e999                       as DOUBLE or FLOAT, and within a STRING: infinite
+        200                         as TINYINT: -56
+        10000000000000              as TIMESTAMP, which are seconds: their microseconds overflow
+        {"a": 1, "a": 2}            as MAP: with both
+
+    Each test begins with what costs little and seldom holds.
+    """
+    no_escapes = F.regexp_replace(text, r"\\\\", "__")  # what is left of a backslash begins an escape
+    no_pairs = F.regexp_replace(no_escapes, r"(?i)\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", "_")
+    is_half = (text.contains("\\ud") | text.contains("\\uD")) & no_pairs.rlike(r"(?i)\\ud[89a-f]")
+    reasons = [F.when(is_half, F.lit("payload holds half a surrogate pair, which is no character"))]
+    is_beyond = _has_number_beyond("float" if _has(body, FloatType) else "double", text)
+    exact = _from_json(text, [StructField(field.name, _exact(field.dataType)) for field in body.fields], corrupt)
+    for field in body.fields:
+        value, exact_value = parsed.getField(field.name), exact.getField(field.name)
+        name = field.dataType.simpleString()
+        misfit = F.lit(f"{field.name}: holds what {name if '<' in name else name.upper()} cannot hold")
+        for first, then in (
+            (_any(value, field.dataType, _is_infinite), is_beyond),
+            (_any(value, field.dataType, _is_negative_byte), _any(exact_value, field.dataType, _is_no_byte)),
+            (
+                text.rlike("[0-9]{13}") if _has(field.dataType, TimestampType) else None,
+                _any(exact_value, field.dataType, _is_no_time),
+            ),
+            (_any(value, field.dataType, _repeats_a_key), F.lit(True)),
+        ):
+            if first is not None and then is not None:
+                reasons.append(F.when(first & then, misfit))
+    return F.coalesce(*reasons)
+
+
+Test = Callable[[Column, DataType], Column | None]
+
+
+def _any(value: Column, kind: DataType, test: Test) -> Column | None:
+    """Return whether a test holds for a value or any within it; None if it is about none of these types."""
+    found = test(value, kind)
+    if isinstance(kind, StructType):
+        inner = [_any(value.getField(field.name), field.dataType, test) for field in kind.fields]
+    elif isinstance(kind, (ArrayType, MapType)):
+        of_values, items = (kind.elementType, value) if isinstance(kind, ArrayType) else (
+            kind.valueType, F.map_values(value)
+        )  # fmt: skip
+        is_meant = _any(F.lit(None), of_values, test) is not None
+        inner = [F.exists(items, lambda item: _any(item, of_values, test)) if is_meant else None]  # type: ignore[arg-type, return-value]
+    else:
+        inner = []
+    tests = [F.coalesce(column, F.lit(False)) for column in (found, *inner) if column is not None]
+    return reduce(operator.or_, tests) if tests else None
+
+
+def _has(kind: DataType, wanted: type[DataType]) -> bool:
+    return _any(F.lit(None), kind, lambda value, inner: value if isinstance(inner, wanted) else None) is not None
+
+
+def _is_infinite(value: Column, kind: DataType) -> Column | None:
+    if isinstance(kind, (FloatType, DoubleType)):
+        return F.abs(value) == F.lit(math.inf)
+    if isinstance(kind, VariantType):
+        value = F.to_json(value)
+    elif not isinstance(kind, StringType):
+        return None
+    return value.contains("Infinity")
+
+
+def _is_negative_byte(value: Column, kind: DataType) -> Column | None:
+    return value < 0 if isinstance(kind, ByteType) else None
+
+
+def _is_no_byte(value: Column, kind: DataType) -> Column | None:
+    return value > BYTE_MAX if isinstance(kind, ByteType) else None
+
+
+def _is_no_time(value: Column, kind: DataType) -> Column | None:
+    return F.abs(value.try_cast("decimal(38, 0)")) > SECONDS_MAX if isinstance(kind, TimestampType) else None
+
+
+def _repeats_a_key(value: Column, kind: DataType) -> Column | None:
+    if not isinstance(kind, MapType):
+        return None
+    keys = F.map_keys(value)
+    return F.size(F.array_distinct(keys)) < F.size(keys)
+
+
+def _exact(kind: DataType) -> DataType:
+    """Return a type into which the parser takes the values of a type as they are, as text or as a wider number."""
+    if isinstance(kind, ByteType):
+        return ShortType()
+    if isinstance(kind, TimestampType):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(_exact(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _exact(kind.valueType))
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _exact(field.dataType)) for field in kind.fields])
+    return kind
+
+
+def _has_number_beyond(kind: str, text: Column) -> Column:
+    """Return whether JSON has a number, outside of its strings, that is infinite as this type."""
+    # In two steps: Java's expressions take a stack frame for each escape if one expression is to see a whole string.
+    no_strings = F.regexp_replace(F.regexp_replace(text, r"(?s)\\.", "_"), '"[^"]*"', '""')
+    numbers = F.regexp_extract_all(no_strings, F.lit("-?[0-9][-+.0-9eE]*"), F.lit(0))
+    return F.exists(numbers, lambda number: F.abs(number.try_cast(kind)) == F.lit(math.inf))
 
 
 def _misfit(text: Column, field: StructField, corrupt: str) -> Column:
@@ -246,7 +387,9 @@ def _payload_to_json(payload: bytes | None) -> tuple[str | None, str | None]:
         return None, "message has no payload"
     try:
         # Lengths are bounded by the payload's own size before anything is allocated for them.
-        value = msgpack.unpackb(payload, raw=False, strict_map_key=False, timestamp=3, ext_hook=_refuse_ext)
+        # Keys that are neither text nor binary are refused by default.
+        hook = _refuse_binary_keys if _BINARY.search(payload) else None
+        value = msgpack.unpackb(payload, raw=False, timestamp=3, ext_hook=_refuse_ext, object_hook=hook)
         if _NO_NUMBER.search(payload):
             value = _named(value)  # JSON has no such numbers, and they would become null
         return msgspec.json.encode(value).decode(), None
@@ -264,6 +407,12 @@ def _named(value: Any) -> Any:
         return [_named(item) for item in value]
     if isinstance(value, dict):
         return {key: _named(item) for key, item in value.items()}
+    return value
+
+
+def _refuse_binary_keys(value: dict[Any, Any]) -> dict[Any, Any]:
+    if not all(isinstance(key, str) for key in value):
+        raise ValueError("a key is binary: fields have names")
     return value
 
 

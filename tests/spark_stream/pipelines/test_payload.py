@@ -33,14 +33,14 @@ def messages(spark: SparkSession, payloads: list[bytes | None]) -> DataFrame:
 
 
 def parsed(
-    spark: SparkSession, pipeline: Any, payloads: list[bytes | None], table: str
+    spark: SparkSession, pipeline: Any, payloads: list[bytes | None], table: str, columns: str = "*"
 ) -> tuple[list[Any], dict[int, str]]:
-    """Return the good rows, and the reason of each bad one by its sequence."""
+    """Return the good rows, or some columns of them, and the reason of each bad one by its sequence."""
     made = pipeline(table)
     fields = payload_fields(made)
     rows = parse(messages(spark, payloads), made.payload, fields)
     reasons = {row["sequence"]: row["__reason"] for row in bad(rows).collect()}
-    return good(rows, fields).orderBy("sequence").collect(), reasons
+    return good(rows, fields).orderBy("sequence").selectExpr(*columns.split()).collect(), reasons
 
 
 def test_json_becomes_columns_and_each_bad_message_says_why(spark: SparkSession, pipeline) -> None:
@@ -143,6 +143,87 @@ def test_msgpack_becomes_the_same_columns(spark: SparkSession, pipeline) -> None
         12: "id is null or missing",
         13: unreadable,
     }
+
+
+BIG, INFINITE = b"9" * 400, b"1e999999999"
+HELD = """
+[payload]
+format = "{format}"
+schema = '''
+    id STRING, amount DOUBLE, ratio FLOAT, small TINYINT, count BIGINT, at TIMESTAMP, price DECIMAL(10, 2), day DATE,
+    any VARIANT, tags ARRAY<STRING>, sums MAP<STRING, DOUBLE>, parts ARRAY<STRUCT<b: TINYINT, t: TIMESTAMP, d: DOUBLE>>
+'''
+"""
+
+
+def test_values_that_a_type_cannot_hold_make_a_message_bad(spark: SparkSession, pipeline) -> None:
+    whole: list[bytes | None] = [
+        b'{"id": "\\ud83d\\ude00 \\\\ud800 \\\\\\\\udc00 \\u00e9"}',
+        b'{"id": "Infinity", "amount": "Infinity", "ratio": "-Infinity", "unknown": "1e999"}',
+        b'{"amount": 1.7e308, "ratio": 3.4e38, "unknown": 1e999}',
+        b'{"id": "1e999 \\" 1e999", "amount": "Infinity"}',
+        b'{"small": -128, "parts": [{"b": 127}], "count": 9223372036854775807}',
+        b'{"at": 9223372036854, "parts": [{"t": -9223372036854}, {"t": "2026-11-21T12:00:00Z"}]}',
+        b'{"price": 4.005, "sums": {"a": 1, "A": 2}, "amount": 1e-999}',
+        b'{"count": 10000000000000, "at": 1}',
+        b'{"id": "' + b'\\"' * 200_000 + b'", "amount": "Infinity"}',
+    ]
+    altered = {
+        b'{"id": "\\ud800"}': "payload holds half a surrogate pair, which is no character",
+        b'{"id": "\\uDC00\\uD800"}': "payload holds half a surrogate pair, which is no character",
+        b'{"id": "\\\\\\ud800"}': "payload holds half a surrogate pair, which is no character",
+        b'{"id": "\\ud83d\\ude00\\ude00"}': "payload holds half a surrogate pair, which is no character",
+        b'{"sums": {"\\udfff": 1}}': "payload holds half a surrogate pair, which is no character",
+        b'{"amount": ' + INFINITE + b"}": "amount: holds what DOUBLE cannot hold",
+        b'{"amount": -' + BIG + b"}": "amount: holds what DOUBLE cannot hold",
+        b'{"ratio": 1e39}': "ratio: holds what FLOAT cannot hold",
+        b'{"sums": {"a": 1e999}}': "sums: holds what map<string,double> cannot hold",
+        b'{"parts": [{"d": 1E+400}]}': "parts: holds what array<struct<b:tinyint,t:timestamp,d:double>> cannot hold",
+        b'{"id": ' + INFINITE + b"}": "id: holds what STRING cannot hold",
+        b'{"tags": [{"x": 1e999}]}': "tags: holds what array<string> cannot hold",
+        b'{"any": {"x": [1e999]}}': "any: holds what VARIANT cannot hold",
+        b'{"small": 200}': "small: holds what TINYINT cannot hold",
+        b'{"small": 256}': "small: 256 is not TINYINT",
+        b'{"parts": [{"b": 1}, {"b": 128}]}': (
+            "parts: holds what array<struct<b:tinyint,t:timestamp,d:double>> cannot hold"
+        ),
+        b'{"count": 9223372036854775808}': "count: 9223372036854775808 is not BIGINT",
+        b'{"at": 10000000000000}': "at: holds what TIMESTAMP cannot hold",
+        b'{"at": 18446744073709}': "at: holds what TIMESTAMP cannot hold",
+        b'{"at": -9223372036855}': "at: holds what TIMESTAMP cannot hold",
+        b'{"parts": [{"t": 9223372036855}]}': (
+            "parts: holds what array<struct<b:tinyint,t:timestamp,d:double>> cannot hold"
+        ),
+        b'{"at": "+294248-01-01T00:00:00Z"}': "at: +294248-01-01T00:00:00Z is not TIMESTAMP",
+        b'{"price": 123456789.99}': "price: 1.2345678999E8 is not DECIMAL(10,2)",
+        b'{"day": "5"}': "day: 5 is not DATE",
+        b'{"sums": {"a": 1, "a": 2}}': "sums: holds what map<string,double> cannot hold",
+    }
+    rows, reasons = parsed(spark, pipeline, [*whole, *altered], HELD.format(format="json"), "sequence id amount ratio")
+    assert [row["sequence"] for row in rows] == list(range(1, len(whole) + 1))
+    assert rows[0]["id"] == "😀 \\ud800 \\\\udc00 é"
+    assert (rows[1]["amount"], rows[1]["ratio"]) == (math.inf, -math.inf)
+    assert dict(zip(altered, reasons.values(), strict=True)) == altered
+
+    unreadable = "payload is not MessagePack that can be read as fields"
+    packed: dict[bytes, str] = {
+        msgpack.packb({"ratio": 1e300}): "ratio: holds what FLOAT cannot hold",
+        msgpack.packb({"small": 200}): "small: holds what TINYINT cannot hold",
+        msgpack.packb({"at": 10_000_000_000_000}): "at: holds what TIMESTAMP cannot hold",
+        msgpack.packb({"count": 2**64 - 1}): "count: 18446744073709551615 is not BIGINT",
+        msgpack.packb({"amount": math.inf, "price": math.nan}): "price: NaN is not DECIMAL(10,2)",
+        b"\x81\xa2id\xa3\xed\xa0\x80": unreadable,  # half a surrogate pair, as UTF-8 would have it
+        b"\x81\xa2id\xa1\xff": unreadable,
+        msgpack.packb({"sums": {1: 2.0}}): unreadable,
+        msgpack.packb({"sums": {b"a": 2.0}}): unreadable,
+        msgpack.packb({None: 1}): unreadable,
+        msgpack.packb({"at": msgpack.Timestamp(2**60, 0)}): unreadable,
+    }
+    rows, reasons = parsed(
+        spark, pipeline, [*packed, msgpack.packb({"id": "\\ud800"})], HELD.format(format="msgpack"), "id"
+    )
+    assert [row["id"] for row in rows] == ["\\ud800"]
+    assert dict(zip(packed, reasons.values(), strict=True)) == packed
 
 
 def test_text_must_be_utf8_and_bytes_are_what_they_are(spark: SparkSession, pipeline) -> None:
