@@ -16,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from datasource.edge import show_codes
 from datasource.live_reader import servers_of
+from datasource.query_sources import BATCH_ID, QUERY_ID
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.spark_versions import DataSourceStreamArrowWriter
-from datasource.stream_writer import BATCH_ID, QUERY_ID, local_property
+from datasource.stream_writer import local_property
 from datasource.workers import freeze_modules
 from datasource.writer import partition_id
 from storage_core.live.connection import Connection

@@ -53,7 +53,8 @@ _HIDDEN_BY_SPARK = re.compile("secret|password|token|access[.]?key", re.IGNORECA
 _SECRET = re.compile("key|secret|password|token|sas|signature|service_account$", re.IGNORECASE)
 _PASSWORD_IN_ADDRESS = re.compile(r"://[^/\s]*:[^/\s]*@")  # of a proxy, say
 _NO_SECRETS = ("aws_access_key_id", "access_key_id", "azure_storage_use_emulator")
-SPARKS_OWN = ("checkpointlocation", "queryname")  # what Spark passes on of a streaming write, though it is not for us
+CHECKPOINT_LOCATION, QUERY_NAME = "checkpointlocation", "queryname"
+SPARKS_OWN = (CHECKPOINT_LOCATION, QUERY_NAME)  # what Spark passes on of a streaming write, and reads itself
 
 
 class Kind(NamedTuple):

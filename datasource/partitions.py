@@ -36,12 +36,14 @@ S = TypeVar("S", bound=Slice)
 class SlicePartition(InputPartition):
     """Slices that one task reads, one after another; none in the only partition of an empty read.
 
-    `subjects`: subject filters of streams that have their own.
+    `subjects`: subject filters of streams that have their own. `replaced_by`: ids of the streaming queries that have
+    replaced the content of streams, by stream.
     """
 
     def __init__(self, slices: Sequence[Any], subjects: Mapping[str, tuple[str, ...]] | None = None) -> None:
         super().__init__(None)
         self.slices, self.subjects = slices, dict(subjects or {})
+        self.replaced_by: Mapping[str, str] = {}
 
 
 def pack(slices: Iterable[S], partitions_min: int | None = None, rows_max: int | None = None) -> list[list[S]]:

@@ -13,6 +13,8 @@ from datasource.offsets import (
     Offsets,
 )
 from datasource.options import (
+    CHECKPOINT_LOCATION,
+    QUERY_NAME,
     READ,
     STORAGE_PREFIX,
     STREAM_READ,
@@ -174,6 +176,8 @@ class WriteSettings:
     lock_timeout_s: float = LOCK_TIMEOUT_S
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
     login: Login = Login()
+    checkpoint: str = ""  # of the streaming query, if an option names it
+    query_name: str = ""
 
     @property
     def is_live(self) -> bool:
@@ -198,7 +202,9 @@ class WriteSettings:
     @classmethod
     def parse_streaming(cls, options: Mapping[str, str]) -> "WriteSettings":
         """Return the settings of a streaming write, whose batches Spark numbers; raises ValueError likewise."""
-        return cls(**_of_a_write(parse_options(_checked(options, STREAM_WRITE), STREAM_WRITE)))
+        values = _of_a_write(parse_options(_checked(options, STREAM_WRITE), STREAM_WRITE))
+        given = {key.lower(): text for key, text in options.items()}
+        return cls(**values, checkpoint=given.get(CHECKPOINT_LOCATION, ""), query_name=given.get(QUERY_NAME, ""))
 
 
 def _checked(options: Mapping[str, str], use: Use) -> CheckedOptions:

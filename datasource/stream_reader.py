@@ -7,6 +7,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from datasource.edge import show_codes
 from datasource.partitions import SlicePartition
+from datasource.query_sources import check_not_replaced
 from datasource.reader import rows_of
 from datasource.settings import StreamReadSettings
 from datasource.shape import Shape
@@ -68,6 +69,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition), partition
+        check_not_replaced(partition.replaced_by)
         shape = Shape.of(self.settings, self.schema)
         options = ReadOptions(
             columns=shape.asked,

@@ -35,6 +35,7 @@ from storage_core.errors import (
     UnavailableError,
     VolumeFailedError,
 )
+from storage_core.metadata.appends import replacing_queries
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Position, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
@@ -364,6 +365,9 @@ class StreamSource:
             if all(incarnations[name] == incarnation for name, incarnation in made.items()):
                 for name in ranges:
                     self._report_loss(state, name, begin[name].sequence, until[name])
+                replaced_by = {name: query for name, query in replacing_queries(state).items() if name in ranges}
+                for partition in planned:
+                    partition.replaced_by = replaced_by
                 return planned
         raise StaleIncarnationError(f"streams {', '.join(sorted(until))} of {self._store.label} do not stand still")
 

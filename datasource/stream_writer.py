@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from datasource.edge import show_codes
+from datasource.query_sources import BATCH_ID, QUERY_ID, TaskQuery, said_to_task
 from datasource.settings import WriteSettings
 from datasource.spark_versions import DataSourceStreamArrowWriter
 from datasource.store_opening import open_store_of
@@ -34,7 +34,7 @@ from datasource.writer import (
     give_up,
     log_appended,
     partition_id,
-    replaced_streams,
+    replaced_by_query,
     stage,
 )
 from storage_core import Store
@@ -44,7 +44,7 @@ from storage_core.store.writing.appends import WriterBatch
 from storage_core.store.writing.staging import Transaction
 
 log = logging.getLogger("jstream")
-QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
+RUN_ID = "spark.jobGroup.id"
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         blocks = stage(self.transaction, self.settings, partition, iterator, has_writer=True)
         used = {block.stream for block in blocks} if self.settings.stream is None else {self.settings.stream}
         targets = {name: self.transaction.targets[name] for name in used}
-        return StagedTask(partition, blocks, replace(self.transaction, targets=targets), query_id, run_id, batch_id)
+        transaction = replace(self.transaction, targets=targets)
+        query = TaskQuery.current() if self.overwrite else None
+        return StagedTask(partition, blocks, transaction, query_id, run_id, batch_id, query=query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Name all blocks in one append, unless the store has this batch.
 
         Raises FencedError: a newer run of the query has gone on, or other messages are stored under the batch's number;
-        RequirementError: the writer is another query's, or the tasks are not of one batch; what Store.commit raises.
+        RequirementError: the writer is another query's, or the tasks are not of one batch, or it would replace the
+        stream that it reads; what Store.commit raises.
         """
         tasks = [message for message in messages if isinstance(message, StagedTask)]
         if not tasks:
@@ -98,7 +101,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
             if self.settings.take_over and not _has_begun(store, identity):
                 open_store_of(self.settings, take_over=True).close()
             try:
-                result = store.commit(transaction, blocks, identity, replaced_streams(self.settings, self.overwrite))
+                query = tasks[0].query
+                replaced = (
+                    replaced_by_query(store, self.settings, transaction, query, bool(blocks))
+                    if query is not None
+                    else ()
+                )
+                result = store.commit(transaction, blocks, identity, replaced)
             except StorageError as error:
                 _explain(store, transaction, identity, error)
         if result.already:
@@ -129,9 +138,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def local_property(name: str) -> str:
-    """Return what Spark tells a task of its query."""
-    context = TaskContext.get()
-    value = context.getLocalProperty(name) if context is not None else None
+    """Return what Spark tells a task of its query. Raises RuntimeError if that is nothing."""
+    value = said_to_task(name)
     if not value:
         raise RuntimeError(
             f"Spark did not tell this task the property {name!r}, by which a streaming write is stored once; it does "

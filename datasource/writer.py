@@ -8,7 +8,7 @@ Streaming writes (stream_writer.py) share all of it but how the commit learns of
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from datasource.edge import show_codes
+from datasource.query_sources import TaskQuery, sources_of
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.store_opening import open_store_of
 from datasource.workers import freeze_modules
-from storage_core import buffers
-from storage_core.errors import FencedError, InvalidMessageError, StreamNotFoundError
+from storage_core import Store, buffers
+from storage_core.errors import FencedError, InvalidMessageError, RequirementError, StreamNotFoundError
 from storage_core.store.environment import reaching
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.instructions import LAST_SEQUENCE, Condition
@@ -42,6 +43,7 @@ class StagedPartition(WriterCommitMessage):
 
     partition: int
     blocks: tuple[StagedBlock, ...]
+    query: TaskQuery | None = field(default=None, kw_only=True)  # of a write that replaces, the query it is for
 
 
 @show_codes
@@ -57,18 +59,24 @@ class BatchWriter(DataSourceArrowWriter):
         """Stage the rows of one partition; called on an executor, once for each attempt of its task."""
         partition = partition_id()
         has_writer = self.settings.writer_id is not None
-        return StagedPartition(partition, stage(self.transaction, self.settings, partition, iterator, has_writer))
+        blocks = stage(self.transaction, self.settings, partition, iterator, has_writer)
+        return StagedPartition(partition, blocks, query=TaskQuery.current() if self.overwrite else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Name all blocks in one append, unless the store has this batch of a writer.
 
-        Raises FencedError if what is stored as that batch is something else; what Store.commit raises.
+        Raises FencedError if what is stored as that batch is something else; what `replaced_by_query` and Store.commit
+        raise.
         """
-        blocks = [block for message in messages if isinstance(message, StagedPartition) for block in message.blocks]
-        replaced, expected = replaced_streams(self.settings, self.overwrite), self._expected()
+        tasks = [message for message in messages if isinstance(message, StagedPartition)]
+        blocks = [block for task in tasks for block in task.blocks]
+        replaced, query = replaced_streams(self.settings, self.overwrite), tasks[0].query if tasks else None
+        by, expected = query.query_id if query is not None else "", self._expected()
         with open_store_of(self.settings) as store:
+            if query is not None:
+                replaced = replaced_by_query(store, self.settings, self.transaction, query, bool(blocks))
             try:
-                result = store.commit(self.transaction, blocks, self._writer_batch(), replaced, expected=expected)
+                result = store.commit(self.transaction, blocks, self._writer_batch(), replaced, by, expected=expected)
             except FencedError as error:
                 raise FencedError(
                     f"{error}. Nothing was written. Give other rows another batchId; or, if these rows are others each "
@@ -139,6 +147,29 @@ def check_overwrite(settings: WriteSettings, overwrite: bool) -> None:
 def replaced_streams(settings: WriteSettings, overwrite: bool) -> tuple[str, ...]:
     """Return the streams that the write empties."""
     return (settings.stream,) if overwrite and settings.stream is not None else ()
+
+
+def replaced_by_query(
+    store: Store, settings: WriteSettings, transaction: Transaction, query: TaskQuery, has_rows: bool
+) -> tuple[str, ...]:
+    """Return the streams that a batch of a streaming query empties: none if it is empty and nothing was read yet.
+
+    Spark runs the first batch of a query even if its sources have nothing. Raises RequirementError if the query reads
+    one of the streams, as far as its checkpoint can be read.
+    """
+    sources = sources_of(settings, query)
+    replaced = replaced_streams(settings, True)
+    for name in replaced:
+        if sources and (store.id.hex(), transaction.targets[name].incarnation.hex()) in sources.streams:
+            raise RequirementError(
+                f"stream {name!r} would be replaced by query {query.query_id}, which reads it: the first result would "
+                "remove its source. Nothing was written; write to another stream"
+            )
+    has_read = query.batch != "0" or (sources is not None and sources.message_count > 0)
+    if has_rows or has_read:
+        return replaced
+    log.info("batch 0 of query %s has read nothing: stream %s stays as it is", query.query_id, settings.stream)
+    return ()
 
 
 def log_appended(result: CommitResult) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from storage_core import errors
 from storage_core.frozen import replace
 from storage_core.metadata import subject_sets
-from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeBlocks
+from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, MergeBlocks
 from storage_core.metadata.config import NEW
 from storage_core.metadata.manifest import EXPIRY_DTYPE, decode_blocks, equals_any
 from storage_core.metadata.merging import apply_to as merged
@@ -32,6 +32,7 @@ NO_MESSAGES = bytes(16)  # the content of a batch without any
 STORE = "the store"
 MIRROR = "jstream.mirror"  # in the metadata of a stream: which stream of running servers it mirrors
 MIRROR_WRITER = "jstream mirror"
+REPLACED, REPLACED_AGAIN, OF_QUERY = "replaced", "replaced_again", "query "  # events of overwrites, and who made them
 
 
 def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tuple[StoreState, Result]:
@@ -58,6 +59,7 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
                 refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")
             end = stream.next_sequence
             overwritten = stream.shown()
+            state = _with_replacement(state, stream, overwritten, command, time_ns)
             stream, events = taken_away(stream, overwritten, time_ns, "overwritten")
             state = with_events(state, events, time_ns)
             state, stream = drop_below(state, stream, end, time_ns, overwritten, stream.data_size)
@@ -80,6 +82,36 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
         writer = _with_batch(state.writers.get(command.writer), command, stored, SEQUENCE_MAX)
         state = replace(state, writers={**state.writers, command.writer: writer})
     return decided(state, place, command.transaction, COMMITTED), AppendDone(appended, False)
+
+
+def _with_replacement(
+    state: StoreState, stream: StreamState, overwritten: SequenceSet, command: Append, time_ns: int
+) -> StoreState:
+    """Return the state with an event that says who has replaced which messages of a stream.
+
+    A query that replaces its former result does so with each batch: these are counted.
+    """
+    if not overwritten:
+        return state
+    first, end = overwritten.bounds
+    if command.query:
+        who = f"{OF_QUERY}{command.query}"
+    else:
+        who = f"writer {command.writer}" if command.writer else "a batch write"
+    writer = stream.writers.get(command.writer)
+    results = writer.batches.values() if writer is not None else ()
+    if any(result.first <= first and end <= result.end for result in results):
+        event = Event(REPLACED_AGAIN, stream.name, before="its own result", after=who, count=1)
+    else:
+        before = f"{len(overwritten)} messages, sequences {first} to {end - 1}"
+        event = Event(REPLACED, stream.name, before=before, after=who)
+    return with_events(state, (event,), time_ns)
+
+
+def replacing_queries(state: StoreState) -> dict[str, str]:
+    """Return, for each stream whose messages a query was the last to replace, the query's id."""
+    replaced = {event.stream: event.after for event in state.events if event.kind in (REPLACED, REPLACED_AGAIN)}
+    return {name: who.removeprefix(OF_QUERY) for name, who in replaced.items() if who.startswith(OF_QUERY)}
 
 
 def _without_superseded(

@@ -76,6 +76,8 @@ KINDS: Mapping[str, EventKind] = {
     "mirror_compared": _fact("`jstream drift` between a mirror and its source"),
     # Appends and what is removed.
     "batch_again": _condition("a batch of a writer that came again, and was not stored again"),
+    "replaced": _fact("an overwrite, or the output mode `complete`, that replaces what a stream holds"),
+    "replaced_again": _condition("a query or writer that replaces its own result, counted"),
     "batch_shortened": _condition("a batch of a query from which messages were removed after it was planned"),
     "archived": _end("an `archive_command` that printed something, or a block of which no copy is left"),
     "archive_failed": _condition("an `archive_command` that fails"),

@@ -222,35 +222,29 @@ class OpenStore:
         staged: "Sequence[StagedBlock]",
         writer: "WriterBatch | None" = None,
         overwrite: Sequence[str] = (),
+        query: str = "",
         if_refused: Callable[[], None] | None = None,
         expected: "Sequence[Condition]" = (),
     ) -> "CommitResult":
         """Make the staged blocks part of their streams: all of them, durably, when this returns.
 
-        `overwrite`: streams whose messages so far are removed in the same step. `if_refused`: done before this raises,
-        if the append was refused before anything was written: nobody will ever name the blocks. A (writer, batch) that
-        was committed before gives the same result again and stores nothing. Raises TransactionAbortedError,
-        FencedError, RequirementError (a block is not on a majority of its stream's placement any more),
-        StaleIncarnationError, ConditionFailedError; OutcomeUnknownError if the disks failed in between.
+        `overwrite`: streams whose messages so far are removed in the same step, with an event that names the writer's
+        query, or, without a writer, `query`. `if_refused`: done before this raises, if the append was refused before
+        anything was written: nobody will ever name the blocks. A (writer, batch) that was committed before gives the
+        same result again and stores nothing. Raises TransactionAbortedError, FencedError, RequirementError (a block is
+        not on a majority of its stream's placement any more), StaleIncarnationError, ConditionFailedError;
+        OutcomeUnknownError if the disks failed in between.
         `expected`: of the one stream that is appended to, beside what headers of messages expect.
         """
         from storage_core.store.writing import appends
 
         return self._commits.run(
             lambda session: appends.commit(
-                session,
-                transaction,
-                staged,
-                writer,
-                overwrite,
-                self._window,
-                self._limits,
-                self._subjects,
-                self._env,
-                expected,
-            ),  # fmt: skip
+                session, transaction, staged, writer, overwrite, query,
+                self._window, self._limits, self._subjects, self._env, expected,
+            ),
             if_refused,
-        )
+        )  # fmt: skip
 
     def abort(self, transaction: "Transaction") -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""

@@ -21,6 +21,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from datasource import source
+from datasource.query_sources import CHECKPOINTS
+from datasource.stream_offsets import StreamOffset, encode
 from datasource.stream_writer import BATCH_ID, QUERY_ID, RUN_ID
 from storage_core import Store
 from storage_core.errors import (
@@ -33,6 +35,7 @@ from storage_core.errors import (
     StreamNotFoundError,
     TransactionAbortedError,
 )
+from storage_core.store.consumers.query import QueryReader
 
 Make = Callable[..., pa.Table]
 QUERY = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
@@ -59,6 +62,7 @@ class Query:
     query: str = QUERY
     overwrite: bool = False
     options: dict[str, str] = field(default_factory=lambda: {"stream": "ORDERS"})
+    properties: dict[str, str] = field(default_factory=dict)  # besides its own
 
     def writer(self, schema: pa.Schema) -> Any:
         return source.stream_writer(self.driver.options(self.options), from_arrow_schema(schema), self.overwrite)
@@ -68,7 +72,7 @@ class Query:
         with patch.dict(sys.modules):
             sys.modules.pop(source.SINK_WORKER, None)
             writer = self.writer(tasks[0].schema)
-        properties = {QUERY_ID: self.query, BATCH_ID: str(batch), RUN_ID: self.run}
+        properties = {QUERY_ID: self.query, BATCH_ID: str(batch), RUN_ID: self.run, **self.properties}
         messages = []
         for partition, table in enumerate(tasks):
             with task(partition, properties):
@@ -452,6 +456,97 @@ def test_complete_mode_replaces_in_the_same_commit(store: Store, query: Query, o
     assert data(store) == numbered(10, 12)
     complete.store(2, orders(0))
     assert data(store) == []
+
+
+def checkpoint(folder: Path, batch: int, *sources: str, query: str = QUERY) -> str:
+    """Make the checkpoint of a query that has planned a batch of these sources."""
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "metadata").write_text(json.dumps({"id": query}))
+    (folder / "offsets" / str(batch)).write_text("\n".join(["v1", "{}", *sources]))
+    return str(folder)
+
+
+def offset_of(store: Store, count: int, *names: str) -> str:
+    """Return what the source says of these streams in a checkpoint."""
+    reader = QueryReader(store)
+    offsets = {name: StreamOffset(store.id, reader.at(name, 1), begin=1, count=count or None) for name in names}
+    return json.dumps(encode(offsets))
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        pytest.param(lambda store: [offset_of(store, 3, "ORDERS")], id="the source"),
+        pytest.param(lambda store: [offset_of(store, 3, "ORDERS_EU", "ORDERS")], id="one of several streams"),
+        pytest.param(
+            lambda store: ["-", '{"logOffset":0}', offset_of(store, 0, "ORDERS")], id="one of several sources"
+        ),
+        pytest.param(lambda store: [json.dumps({"named": offset_of(store, 3, "ORDERS")})], id="a source with a name"),
+    ],
+)
+def test_complete_mode_never_replaces_what_the_query_reads(
+    store: Store, query: Query, orders: Make, tmp_path: Path, sources: Callable[[Store], list[str]]
+) -> None:
+    query.store(0, orders(3))
+    place = checkpoint(tmp_path / "checkpoint", 1, *sources(store))
+    complete = replace(query, overwrite=True, options={"stream": "ORDERS", "checkpointLocation": f"file:{place}"})
+    with pytest.raises(RequirementError, match=f"'ORDERS' would be replaced by query {QUERY}, which reads it"):
+        complete.store(1, orders(1, 7))
+    assert data(store) == numbered(0, 3) and store.events(kind="replaced") == []
+
+
+@pytest.mark.parametrize("name", ["totals", ""])
+def test_checkpoint_of_a_query_that_names_none_is_found_in_sparks_folder(
+    store: Store, query: Query, orders: Make, tmp_path: Path, name: str
+) -> None:
+    checkpoint(tmp_path / "other", 0, offset_of(store, 3, "LOGS"), query="another query")
+    checkpoint(tmp_path / (name or "5f0c"), 0, offset_of(store, 3, "ORDERS"))
+    options = {"stream": "ORDERS"} | ({"queryName": name} if name else {})
+    complete = replace(query, overwrite=True, options=options, properties={CHECKPOINTS: str(tmp_path)})
+    with pytest.raises(RequirementError, match="which reads it"):
+        complete.store(0, orders(1))
+    assert data(store) == []
+
+
+def test_complete_mode_into_another_stream_or_with_a_checkpoint_elsewhere_is_stored(
+    store: Store, query: Query, orders: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = checkpoint(tmp_path / "checkpoint", 0, offset_of(store, 3, "LOGS", "ORDERS_EU"))
+    replace(query, overwrite=True, options={"stream": "ORDERS", "checkpointLocation": place}).store(0, orders(2))
+    assert data(store) == numbered(0, 2) and caplog.text == ""
+    options = {"stream": "ORDERS", "checkpointLocation": "hdfs://namenode/check"}
+    replace(query, overwrite=True, query="another", options=options).store(0, orders(1, 5))
+    assert data(store) == numbered(5, 6)
+    assert "nobody knows whether the query reads the stream that it replaces, ORDERS" in caplog.text
+
+
+@pytest.mark.parametrize(("count", "left"), [(0, 3), (4, 0)])
+def test_an_empty_result_replaces_only_if_the_query_has_read_something(
+    store: Store, query: Query, orders: Make, tmp_path: Path, count: int, left: int
+) -> None:
+    replace(query, query="another").store(0, orders(3))
+    place = checkpoint(tmp_path / "checkpoint", 0, offset_of(store, count, "LOGS"))
+    complete = replace(query, overwrite=True, options={"stream": "ORDERS", "checkpointLocation": place})
+    complete.store(0, orders(0))
+    assert len(data(store)) == left
+    assert len(store.events(kind="replaced")) == (left == 0)
+    complete.store(1, orders(0))
+    assert data(store) == [], "from its second batch on the query has read something"
+
+
+def test_what_a_query_replaces_is_an_event_that_names_it(store: Store, query: Query, orders: Make) -> None:
+    query.store(0, orders(4))
+    complete = replace(query, overwrite=True, query="totals")
+    for batch in range(4):
+        complete.store(batch, orders(2, batch))
+    complete.store(3, orders(2, 3))
+    (foreign,), (own,) = store.events(kind="replaced"), store.events(kind="replaced_again")
+    assert (foreign["stream"], foreign["before"]) == ("ORDERS", "4 messages, sequences 1 to 4")
+    assert (foreign["after"], own["after"]) == ("query totals", "query totals")
+    assert own["before"] == "its own result" and own["count"] == 3
+    query.store(1, orders(1, 9))
+    complete.store(4, orders(1))
+    assert [event["before"] for event in store.events(kind="replaced")][1:] == ["3 messages, sequences 11 to 13"]
 
 
 def test_complete_mode_needs_one_stream_whose_result_it_replaces(store: Store, query: Query) -> None:

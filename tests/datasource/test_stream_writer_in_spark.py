@@ -250,6 +250,38 @@ def test_complete_mode_keeps_the_newest_result_alone(pipeline: Pipeline) -> None
     assert (info["messages"], info["first_seq"], info["last_seq"]) == (3, 4, 6)
 
 
+def test_a_query_that_replaces_its_own_source_is_refused(pipeline: Pipeline, tmp_path: Path) -> None:
+    """As a sink before it has replaced anything; in foreachBatch, where Spark says less, before it does so again."""
+    pipeline.put(0, 3)
+    pipeline.run()
+    path, spark = pipeline.store.paths[0], pipeline.spark
+    messages = spark.readStream.format("jstream").options(stream="ORDER*", startingOffsets="earliest").load(path)
+
+    def finish(writer: Any, name: str) -> None:
+        query = writer.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start(path)
+        query.awaitTermination(TIMEOUT_S)
+
+    totals = messages.groupBy("data").count().selectExpr("'orders.total' as subject", "concat(data, ' x') as data")
+    sink = totals.writeStream.format("jstream").option("stream", "ORDERS").outputMode("complete")
+    with pytest.raises(StreamingQueryException, match="JSTREAM_REQUIREMENT.* 'ORDERS' would be replaced by query"):
+        finish(sink, "complete")
+    assert pipeline.numbers() == [0, 1, 2] and pipeline.store.events(kind="replaced") == []
+
+    def overwrite(batch: "DataFrame", number: int) -> None:
+        rows = batch.selectExpr("subject", "concat(data, '0') as data")
+        rows.write.format("jstream").option("stream", "ORDERS").mode("overwrite").save(path)
+
+    news = spark.readStream.format("jstream").options(stream="ORDER*", startingOffsets="latest").load(path)
+    finish(news.writeStream.foreachBatch(overwrite), "news")
+    assert pipeline.numbers() == [0, 1, 2], "Spark runs a first batch of nothing, and that replaces nothing"
+    finish(messages.writeStream.foreachBatch(overwrite), "foreach")
+    (event,) = pipeline.store.events(kind="replaced")
+    assert (event["before"], event["after"][:6]) == ("3 messages, sequences 1 to 3", "query ")
+    with pytest.raises(StreamingQueryException, match="JSTREAM_REQUIREMENT.* 'ORDERS' was replaced by query"):
+        finish(messages.writeStream.foreachBatch(overwrite), "foreach")
+    assert pipeline.numbers() == [0, 10, 20]
+
+
 def test_msg_ids_are_stored_once_across_batches_and_writers(pipeline: Pipeline) -> None:
     def change(rows: "DataFrame") -> "DataFrame":
         return rows.selectExpr("cast(number as string) as data", "concat('id-', number) as msg_id")

@@ -86,6 +86,7 @@ def commit(
     staged: Sequence[StagedBlock],
     writer: WriterBatch | None,
     overwrite: Sequence[str],
+    query: str,
     window: MsgIdWindow,
     limits: Limits,
     subjects: SubjectIndex,
@@ -113,11 +114,11 @@ def commit(
         for name in chosen
     ]
     content = _content(staged) if writer is not None else b""
-    result = session.check(_append(transaction, nothing, writer, content))
+    result = session.check(_append(transaction, nothing, writer, content, query))
     assert isinstance(result, machine.AppendDone)
     failures = [failure for blocks in chosen.values() for block in blocks for failure in block.failures]
     if result.already:  # durably told: this run fences the one before it
-        session.propose(_append(transaction, nothing, writer, content))
+        session.propose(_append(transaction, nothing, writer, content, query))
     else:
         retire(session, failures)
         for name in chosen:  # what is too old makes room, where there is none for anything new
@@ -129,7 +130,7 @@ def commit(
             )
             for name, blocks in chosen.items()
         ]  # fmt: skip
-        result = session.propose(_append(transaction, [part for part, _ in parts], writer, content))
+        result = session.propose(_append(transaction, [part for part, _ in parts], writer, content, query))
         assert isinstance(result, machine.AppendDone)
         for name, (_, superseded) in zip(chosen, parts, strict=True):
             incarnation, got = transaction.targets[name].incarnation, result.appended[name]
@@ -168,9 +169,9 @@ def _roll_up(session: Session, incarnation: bytes, new: range, limits: Limits, e
 
 
 def _append(
-    transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None, content: bytes
+    transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None, content: bytes, query: str
 ) -> Append:
-    batch = writer or WriterBatch("", "")
+    batch = writer or WriterBatch("", "", query)
     is_routed = transaction.is_routed and bool(batch.writer)
     return Append(
         transaction.id,
