@@ -59,8 +59,7 @@ LIVE_OPTIONS = {
 NO_PATH = (
     "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
     "Spark drops the OPTIONS of a table made by CREATE TABLE ... USING jstream: give them with each read, as in "
-    "SELECT * FROM t WITH (path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t'), or make "
-    "a CREATE TEMPORARY VIEW ... USING jstream OPTIONS (...), which keeps them"
+    "SELECT * FROM t WITH (path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t')"
 )
 
 

@@ -249,7 +249,6 @@ def _is_catalogue_table(options: Mapping[str, str]) -> bool:
         raise ValueError(
             f"CREATE TABLE ... USING jstream with OPTIONS ({', '.join(sorted(named))}): Spark drops them whenever "
             "the table is used. Leave them out and give them with each use, as in SELECT * FROM t WITH "
-            "(path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t'); or make a CREATE "
-            "TEMPORARY VIEW ... USING jstream OPTIONS (...), which keeps them"
+            "(path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t')"
         )
     return True

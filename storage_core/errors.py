@@ -297,7 +297,7 @@ class UnavailableError(StorageError):
 
 
 class StalePlanError(StorageError):
-    """A plan is so old that its blocks are gone: read again."""
+    """A plan is so old that its blocks are gone: load the DataFrame or view again."""
 
     code = "JSTREAM_STALE_PLAN"
     stream: str | None = None

@@ -141,7 +141,7 @@ def test_dataframe_that_lives_too_long_says_so(store: Store, driver: Any, orders
     store.delete_stream("ORDERS")
     for file in Path(driver.path).rglob("*.blk"):
         file.unlink()
-    with pytest.raises(StalePlanError, match="read again"):
+    with pytest.raises(StalePlanError, match="Load the DataFrame or view again"):
         list(reader.read(partitions[0]))
 
 

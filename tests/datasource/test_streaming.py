@@ -307,7 +307,9 @@ def test_queries_and_frames_beside_expiry_repeat_exactly_or_say_what_is_gone(
     # Nothing is kept any more: what was planned fails, and what is planned now shows what is there.
     store.edit(deleted_block_retention="0s")
     store.maintain()
-    with pytest.raises(Exception, match="this read was planned before sequences .* were removed.*read again"):
+    with pytest.raises(
+        Exception, match="this read was planned before sequences .* were removed.*Load the DataFrame or view again"
+    ):
         frame.count()
     assert query().run() == left[6:]
 

@@ -48,7 +48,8 @@ class Successors:
         if stream is None or wanted.difference(stream.shown(block_slice.first, block_slice.end)):
             raise StalePlanError(
                 f"stream {block_slice.stream!r}: this read was planned before sequences {block_slice.first} to "
-                f"{block_slice.end - 1} were removed, and they are no longer kept; read again",
+                f"{block_slice.end - 1} were removed, and they are no longer kept. Load the DataFrame or view again; "
+                "restart a query that reads it",
                 stream=block_slice.stream,
                 first=block_slice.first,
                 end=block_slice.end,
