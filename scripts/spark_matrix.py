@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
 def rows() -> list[str]:
     """Return the rows of the guide's table that say what is tried."""
     return [
-        "| tests run with PySpark | " + " | ".join(pair.pyspark for pair in PAIRS.values()) + " |",
+        "| tried with PySpark | " + " | ".join(pair.pyspark for pair in PAIRS.values()) + " |",
         "| Delta | "
         + " | ".join((pair.delta or "no JARs").removeprefix("delta-spark==") for pair in PAIRS.values())
         + " |",
