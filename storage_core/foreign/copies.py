@@ -105,6 +105,10 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return from which sequence on a copy shows nothing that was removed: removals of others may be lost."""
         return 0
 
+    def _vouched_end(self, state: E) -> int:
+        """Return one above the last sequence that an index of a copy tells of, however much of it is left."""
+        return 0
+
     def _is_member_known(self, copies: Sequence[P]) -> bool:
         """Return whether it can be told of all copies whether they belong to the stream."""
         return True
@@ -268,7 +272,8 @@ class CopiesStore(ABC, Generic[P, E]):
                 state = self._state(copy)
                 is_sure = is_known and copy.path not in former
                 sure_from = self._sure_from(state) if is_sure else SEQUENCE_END
-                stream_copies.append(StreamCopy(label, copy.path, tuple(slices), state.removed, "", sure_from))
+                vouched = self._vouched_end(state)
+                stream_copies.append(StreamCopy(label, copy.path, tuple(slices), state.removed, "", sure_from, vouched))
             except StorageError as error:
                 stream_copies.append(StreamCopy(label, copy.path, (), SequenceSet.empty(), str(error)))
         for path, label in zip(bare, _labels(self._named_paths, places)[len(copies) :], strict=True):

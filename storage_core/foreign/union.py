@@ -44,6 +44,7 @@ class StreamCopy:
     removed: SequenceSet  # it says that they were removed
     problem: str = ""  # why it cannot be read; it then has no slices
     sure_from: int = 0  # see vote.Ballot
+    vouched_end: int = 0  # an index of it says that the stream went up to here at least
 
     @property
     def row_count(self) -> int:
@@ -60,6 +61,7 @@ class CopyPart:
     removed: bytes  # SequenceSet.encode()
     problem: str
     sure_from: int
+    vouched_end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,13 @@ def clip(part: UnionSlice, first: int, end: int) -> UnionSlice:
 
 def _whole(part: CopyPart) -> StreamCopy:
     return StreamCopy(
-        part.label, part.path, part.slices, SequenceSet.decode(part.removed), part.problem, part.sure_from
+        part.label,
+        part.path,
+        part.slices,
+        SequenceSet.decode(part.removed),
+        part.problem,
+        part.sure_from,
+        part.vouched_end,
     )
 
 
@@ -149,7 +157,7 @@ def _edges(copies: Sequence[StreamCopy], fullest: StreamCopy) -> list[int]:
 def _part(copy: StreamCopy, first: int, end: int) -> CopyPart:
     inside = tuple(part for part in copy.slices if part.first < end and part.end > first)
     removed = copy.removed.clip(first, end).encode()
-    return CopyPart(copy.label, copy.path, inside, removed, copy.problem, copy.sure_from)
+    return CopyPart(copy.label, copy.path, inside, removed, copy.problem, copy.sure_from, copy.vouched_end)
 
 
 def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int, end: int) -> UnionSlice:
@@ -254,6 +262,7 @@ class _Ends:
         assert damage.first is not None, damage
         others = [at for at in range(len(self._lasts)) if at != copy]
         furthest = max((self._lasts[at] for at in others), default=NOWHERE)
+        furthest = max(furthest, min(self._part.copies[copy].vouched_end, self._part.end) - 1)
         if furthest >= damage.first:
             return furthest + 1
         agreeing = sum(self._lasts[at] == damage.first - 1 and not self._torn[at] for at in others)

@@ -46,6 +46,7 @@ class StreamState:
     removed: SequenceSet  # sequences that had a message, or were skipped, and are known to have been removed since
     indexed: bool  # there is an index.db, which tells how far the stream went when it was written
     notes: tuple[Note, ...] = ()
+    vouched_end: int = 0  # one above the last sequence that an index tells of
     forgets_below: int = 0  # removals of messages below this sequence may be lost, so that they show again
 
 

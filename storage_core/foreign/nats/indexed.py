@@ -6,7 +6,7 @@ from pathlib import Path
 from storage_core.foreign.nats.block import BLOCK_SUFFIX, BlockFile
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.extent import BlockState, Note, StreamState, part_of, shown_by, union_of
-from storage_core.foreign.nats.holes import Span, find_holes, removes_silently
+from storage_core.foreign.nats.holes import Hole, Span, find_holes, removes_silently
 from storage_core.foreign.nats.index import OldBlockIndex, StreamIndex
 from storage_core.foreign.nats.limits import Limits
 from storage_core.foreign.nats.meta import INDEX_FILE
@@ -34,6 +34,7 @@ def from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
     # A server that has miscounted its messages has miscounted their subjects, too, and may have left one out.
     subjects = tuple(sorted(index.subjects)) if few and count == index.message_count else None
     states = sorted([*states, *_emptied(index, stream, states)], key=lambda state: (state.first, state.end))
+    states = [*_before(index, stream, states), *states]
     first = min(index.first, states[0].first) if states else index.first
     removed = SequenceSet.from_ranges([(1, index.last + 1)]).difference(shown_by(states))
     return StreamState(first, index.last, count, INDEX_FILE, tuple(states), subjects, removed, True)
@@ -61,6 +62,15 @@ def _emptied(index: StreamIndex, stream: StreamDirectory, states: Sequence[Block
             )
             parts.append(BlockState(block, first, end, SequenceSet.empty(), 0, False, reason))
     return parts
+
+
+def _before(index: StreamIndex, stream: StreamDirectory, states: Sequence[BlockState]) -> list[BlockState]:
+    """Return a part for what is in front of all blocks, if the index says that the stream begins there."""
+    if not states or not 0 < index.first < states[0].first:
+        return []
+    first, end = index.first, states[0].first
+    reason = f"{INDEX_FILE} says that the stream begins with {first}, and has [{first}, {end}) in no block"
+    return [part_of(Hole(first, end, SequenceSet.empty(), 0, False, reason), stream.messages_path)]
 
 
 def from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory, gone: Sequence[BlockState]) -> StreamState:

@@ -110,8 +110,10 @@ def from_blocks(
     if any(note.unclear for note in notes):
         forgets_below = last + 1
     all_removed = SequenceSet.from_ranges([(1, last + 1)]).difference(shown_by(covered))
-    is_indexed, told = index is not None and not lost, tuple(notes)
-    return StreamState(first, last, count, "blocks", tuple(covered), None, all_removed, is_indexed, told, forgets_below)
+    vouched = index.last + 1 if index is not None else 0
+    is_indexed = index is not None and not lost
+    state = StreamState(first, last, count, "blocks", tuple(covered), None, all_removed, is_indexed, tuple(notes))
+    return replace(state, vouched_end=vouched, forgets_below=forgets_below)
 
 
 def _removed_before(index: StreamIndex, known: StreamState, read: Sequence[_Read]) -> SequenceSet:

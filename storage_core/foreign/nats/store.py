@@ -104,6 +104,9 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
             for note in (state.notes if state is not None else ())
         ]
 
+    def _vouched_end(self, state: StreamState) -> int:
+        return state.vouched_end
+
     def _sure_from(self, state: StreamState) -> int:
         return state.forgets_below
 

@@ -154,6 +154,18 @@ def test_a_node_of_before_a_scale_down_is_not_believed_where_a_configuration_is_
     assert sorted(sequence for _, sequence in rows) == list(range(21, 71))
 
 
+def test_an_index_that_begins_in_front_of_all_blocks_tells_of_a_loss(tmp_path: Path, stores: dict[str, Kept]) -> None:
+    """The emptied block is gone altogether, as after another start of the server."""
+    store = stores["encryption-zeroed"]
+    for path, content in store.whole.items():
+        if path.name not in ("1.blk", "1.key"):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_bytes(content)
+    assert list(compare(store.open(tmp_path), "MIX").lost.ranges()) == [(1, 73)]
+    with pytest.raises(DataLossError, match=r"begins with 1, and has \[1, 73\) in no block"):
+        strict(store, tmp_path)
+
+
 def test_random_damage_to_the_stores_from_the_field(stores: dict[str, Kept], tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     seed = Random(1).randrange(100)
