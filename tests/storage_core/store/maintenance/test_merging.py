@@ -368,6 +368,8 @@ def test_a_block_that_is_whole_nowhere_waits_for_its_repair_and_loses_nothing_mo
     assert state_of(store).blocks.rows["first"].tolist() == [1, 7, 9]
     assert store.stream(NAME).read(on_loss="skip").read_all().num_rows == 12
     store.repair()
+    assert store.compact()["runs"] == 0, "the lost messages may come back to their place between the two"
+    store.repair(discard_lost=True)
     assert store.compact()["runs"] == 1
     assert [number for number, _ in seen_in_store(store)[NAME].messages] == [*range(1, 7), *range(9, 15)]
     assert list(state_of(store).lost.ranges()) == [(7, 9)]
