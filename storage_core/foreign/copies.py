@@ -338,8 +338,11 @@ class CopiesStore(ABC, Generic[P, E]):
             for copy in copies
             if copy.path in former
         ]
-        notes += [note for copy in copies for note in self._notes(copy)]
-        return notes if len(copies) < 2 else [replace(note, unclear=False) for note in notes]
+        own = [(copy, self._notes(copy)) for copy in copies]
+        others_tell = any(copy.path not in former and not any(note.unclear for note in some) for copy, some in own)
+        for _, some in own:
+            notes += [replace(note, unclear=note.unclear and not others_tell) for note in some]
+        return notes
 
     def _state(self, place: P) -> E:
         if place.path not in self._states:

@@ -291,7 +291,10 @@ def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignD
 def _damage_of(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[ForeignDamage]:
     labels = [copy.label for copy in part.copies]
     heard = [[each for look in some for each in look.damage] for some in looks]
-    clean = sum(not damage and not copy.problem for damage, copy in zip(heard, part.copies, strict=True))
+    clean = sum(
+        not damage and not copy.problem and copy.sure_from <= part.first
+        for damage, copy in zip(heard, part.copies, strict=True)
+    )
     for label, damage in zip(labels, heard, strict=True):
         for defect in damage:
             yield from _decided(defect, outcome.losses, label, others_are_clean=clean > 0)

@@ -166,6 +166,20 @@ def test_an_index_that_begins_in_front_of_all_blocks_tells_of_a_loss(tmp_path: P
         strict(store, tmp_path)
 
 
+def test_a_removal_that_only_the_last_node_had_fails_a_strict_read(tmp_path: Path, stores: dict[str, Kept]) -> None:
+    """The node of before the scale-down has the message, and does not tell whether it was removed."""
+    store = stores["scaled-down"]
+    for path, content in store.whole.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        if path.name == "1.blk" and path.parts[0] == "n2":
+            at = 2421 + 10  # in the tombstone of 2
+            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        if path.name != "index.db":
+            (tmp_path / path).write_bytes(content)
+    with pytest.raises(DataLossError, match="removed messages may show again"):
+        strict(store, tmp_path)
+
+
 def test_random_damage_to_the_stores_from_the_field(stores: dict[str, Kept], tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     seed = Random(1).randrange(100)
