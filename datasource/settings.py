@@ -50,7 +50,7 @@ LIVE_OPTIONS = {
     READ: (*_LIVE_READS, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "table"),
     STREAM_READ: (
         *(*_LIVE_READS, "consumer", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"),
-        *("maxTriggerDelay", "pollInterval"),
+        *("maxTriggerDelay", "pollInterval", "trigger"),
     ),
     WRITE: ("path", "stream", "subject", "writerId", "batchId"),
     STREAM_WRITE: ("path", "stream", "subject", "writerId"),

@@ -12,7 +12,7 @@ from storage_core.live.login import Address, Login
 
 WORK_QUEUE, INTEREST = "workqueue", "interest"
 RETRY_S = 30.0  # how long a server that went away, or a leader that is being elected, is waited for
-_PAUSE_S = 0.1
+_PAUSE_S, _PAUSE_MAX_S = 0.1, 1.0  # before the next attempt; each is twice as long as the one before
 _DELETED_COUNT_MAX = 1_000_000  # that a server is asked to list
 _TRANSIENT = (NO_RESPONDERS, 10008, 10009)  # no leader that answers; temporarily unavailable; no leader of the cluster
 T = TypeVar("T")
@@ -61,6 +61,7 @@ class Retries:
         self._servers = servers
         self._others: tuple[Address, ...] = ()
         self._since_s: float | None = None
+        self._pause_s = _PAUSE_S
 
     def connect(self) -> Connection:
         addresses = tuple(dict.fromkeys((*self._servers.addresses, *self._others)))
@@ -69,7 +70,7 @@ class Retries:
         return connection
 
     def progressed(self) -> None:
-        self._since_s = None
+        self._since_s, self._pause_s = None, _PAUSE_S
 
     def failed(self, error: ServerError) -> None:
         """Wait before the next attempt; raises the error if there is to be none."""
@@ -77,9 +78,10 @@ class Retries:
             raise error
         now_s = time.monotonic()
         self._since_s = now_s if self._since_s is None else self._since_s
-        if now_s + _PAUSE_S > self._since_s + self._servers.retry_s:
+        if now_s + self._pause_s > self._since_s + self._servers.retry_s:
             raise error
-        time.sleep(_PAUSE_S)
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,5 +101,6 @@ def test_what_running_servers_do_not_have_is_refused() -> None:
         WriteSettings.parse({"path": "/a", "stream": "A", "exactlyOnce": "none"})
     with pytest.raises(ValueError, match="'maxFilesPerTrigger' is for stores"):
         StreamReadSettings.parse({"path": "nats://a", "stream": "A", "maxFilesPerTrigger": "1"})
+    assert StreamReadSettings.parse({"path": "nats://a", "stream": "A", "trigger": "availableNow"}).is_live
     with pytest.raises(ValueError, match="consumers of running servers only show"):
         StreamReadSettings.parse({"path": "nats://a", "stream": "A", "startingOffsets": "consumer", "consumer": "c"})
