@@ -200,8 +200,8 @@ def _tell_unproven(
     taken = pc.match_substring_regex(coded.dictionary, LITERAL_PATTERN)
     if part.configured:
         taken = pc.and_(taken, match_mask(part.configured, coded.dictionary))
-    taken = taken.to_numpy(zero_copy_only=False)[coded.indices.to_numpy()]
-    unproven = shown.take(~taken & (shown.header_sizes < 0))
+    known = buffers.mask(taken)[buffers.numbers(coded.indices)]
+    unproven = shown.take(~known & (shown.header_sizes < 0))
     if len(unproven):
         sequences = unproven.sequences
         count = f"{len(unproven)} messages, the first" if len(unproven) > 1 else "the message"

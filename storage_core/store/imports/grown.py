@@ -28,7 +28,9 @@ def go_on(
     metadata, first = existing.config.metadata, existing.next_sequence
     is_same = metadata.get("jstream.layout") == planned.layout and metadata.get("jstream.name") == planned.foreign
     shown = existing.shown()
-    if not is_same or not len(shown) or planned.bounds[1] < first:
+    writer, source_id = existing.writers.get(WRITER), planned.source.hex()
+    is_done = writer is not None and any(batch.startswith(source_id) for batch in writer.batches)
+    if not is_same or not len(shown) or (planned.bounds[1] <= first and not is_done):
         return None
     last = int(shown.ends[-1]) - 1
     stream = store.stream(existing.name)
@@ -40,7 +42,7 @@ def go_on(
     count = 0
     for batches in _gathered(_rows(source, planned, first, None, files, damage)):
         sequences = batches[0].column(0)[0].as_py(), batches[-1].column(0)[-1].as_py()
-        stream.restore(batches, WriterBatch(WRITER, f"{sequences[0]}-{sequences[1]}"))
+        stream.restore(batches, WriterBatch(WRITER, f"{source_id}-{sequences[0]}-{sequences[1]}"))
         count += sum(map(len, batches))
     state = stream.state()
     end = planned.bounds[1]
@@ -48,7 +50,7 @@ def go_on(
         "name": existing.name,
         "source": planned.foreign,
         "account": planned.account,
-        "already": planned.bounds[1] == first,
+        "already": is_done and not count,
         "incarnation": existing.incarnation.hex(),
         "first_seq": first,
         "last_seq": state.next_sequence - 1,

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block.format import digest_of
 from storage_core.block.sizing import message_sizes
 from storage_core.bounded import UNDECODABLE
@@ -197,7 +198,7 @@ def write_part(
             for part in open_foreign_slices(task.slices, source_files):
                 for batch in reading.read(part, source_files):
                     frame = _frame(batch)
-                    blocks.write(frame, message_sizes(frame), batch.column("sequence").to_numpy())
+                    blocks.write(frame, message_sizes(frame), buffers.numbers(batch.column("sequence")))
                 if on_slice is not None:
                     on_slice()
             blocks.seal()
@@ -232,7 +233,7 @@ class _Reading:
         _check_seen(part, files)
         try:
             for batch in opened.read(COLUMNS, hear):
-                self._seen.append(batch.column("sequence").to_numpy())
+                self._seen.append(buffers.numbers(batch.column("sequence")))
                 self.read_count += batch.num_rows
                 yield batch
         except OSError as error:
