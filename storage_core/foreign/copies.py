@@ -150,8 +150,10 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
         copies = self._copies(stream)
         former = self._former(copies)
-        states = [state for copy, state in self._readable(copies) if copy.path not in former]
-        filled = [state for state in states if state.first <= state.last] or states
+        readable = self._readable(copies)
+        states = [state for _, state in readable]
+        own = [state for copy, state in readable if copy.path not in former] or states
+        filled = [state for state in own if state.first <= state.last] or own
         first = min(state.first for state in filled)
         return first, max(first, *(state.last + 1 for state in states))
 
@@ -270,8 +272,8 @@ class CopiesStore(ABC, Generic[P, E]):
             try:
                 slices = sorted(self._slices(copy), key=lambda part: part.first)
                 state = self._state(copy)
-                is_sure = is_known and copy.path not in former
-                sure_from = self._sure_from(state) if is_sure else SEQUENCE_END
+                sure_from = self._sure_from(state) if is_known else SEQUENCE_END - 1
+                sure_from = SEQUENCE_END if copy.path in former else sure_from
                 vouched = self._vouched_end(state)
                 stream_copies.append(StreamCopy(label, copy.path, tuple(slices), state.removed, "", sure_from, vouched))
             except StorageError as error:

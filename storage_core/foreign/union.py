@@ -260,7 +260,7 @@ class _Ends:
     def of(self, copy: int, damage: ForeignDamage) -> int:
         """Return where the sequences end that a damage of one copy, without an end of its own, may have cost."""
         assert damage.first is not None, damage
-        others = [at for at in range(len(self._lasts)) if at != copy]
+        others = [at for at in range(len(self._lasts)) if at != copy and self._part.copies[at].sure_from < SEQUENCE_END]
         furthest = max((self._lasts[at] for at in others), default=NOWHERE)
         furthest = max(furthest, min(self._part.copies[copy].vouched_end, self._part.end) - 1)
         if furthest >= damage.first:
@@ -291,13 +291,15 @@ def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignD
 def _damage_of(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[ForeignDamage]:
     labels = [copy.label for copy in part.copies]
     heard = [[each for look in some for each in look.damage] for some in looks]
+    former = [at for at, copy in enumerate(part.copies) if copy.sure_from == SEQUENCE_END]
+    borrowed = SequenceSet.from_sequences(outcome.sequences[np.isin(outcome.served_by, former)])
     clean = sum(
         not damage and not copy.problem and copy.sure_from <= part.first
         for damage, copy in zip(heard, part.copies, strict=True)
     )
     for label, damage in zip(labels, heard, strict=True):
         for defect in damage:
-            yield from _decided(defect, outcome.losses, label, others_are_clean=clean > 0)
+            yield from _decided(defect, outcome.losses, label, clean > 0, borrowed)
     listed, more = conflicts(outcome, labels)
     for conflict in listed:
         minority = _minority(conflict.versions, conflict.served)
@@ -325,8 +327,13 @@ def _damage_of(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iter
             yield replace(lack, gone=True, places=places)
 
 
-def _decided(damage: ForeignDamage, left: Losses, label: str, others_are_clean: bool) -> Iterator[ForeignDamage]:
-    """Yield damage to one copy as it is for all of them together: one for each run of sequences that it costs."""
+def _decided(
+    damage: ForeignDamage, left: Losses, label: str, others_are_clean: bool, borrowed: SequenceSet
+) -> Iterator[ForeignDamage]:
+    """Yield damage to one copy as it is for all of them together: one for each run of sequences that it costs.
+
+    `borrowed` are read from copies that no longer belong to the stream: they may have been removed since.
+    """
     if damage.first is None or damage.served:
         yield replace(damage, unclear=damage.unclear and not others_are_clean)
         return
@@ -351,7 +358,10 @@ def _decided(damage: ForeignDamage, left: Losses, label: str, others_are_clean: 
         which = f"sequences {damage.first} to {damage.end - 1}"
     what = "not" if damage.gone else "damaged"
     reason = f"{which} {what} in {label}, read from other copies where there were any: {damage.reason}"
-    yield replace(damage, elsewhere=True, open=False, unclear=False, reason=reason)
+    unclear = borrowed.count_in(damage.first, end) > 0
+    if unclear:
+        reason = f"{reason}; only a copy that no longer belongs to the stream has them, or some: they may be removed"
+    yield replace(damage, elsewhere=True, open=False, unclear=unclear, reason=reason)
 
 
 def _minority(versions: tuple[tuple[str, ...], ...], served: int | None) -> str:

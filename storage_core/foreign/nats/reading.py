@@ -24,7 +24,7 @@ from storage_core.foreign.nats.columns import build_batch, subjects_of
 from storage_core.foreign.nats.highwayhash import LONG_SIZE, Key
 from storage_core.foreign.nats.index import SEQUENCE_END
 from storage_core.foreign.nats.long_chains import side_by_side_size
-from storage_core.foreign.nats.record import Records, block_key, content_digests
+from storage_core.foreign.nats.record import Records, block_key, content_digests, may_be_messages
 from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_blocks, scan_sound_block
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.os_errors import raise_if_of_process
@@ -272,8 +272,11 @@ def _damage(
         lost = missing.clip(max(first, done[-1][1]) if done else first, end)
         if first < end:
             done.append((first, end if not done else max(end, done[-1][1])))
-        # Between neighbours in sequence there was no message, but maybe a tombstone: then an index has to know.
-        unclear = not part.known and (damage.after + 1 == damage.before or damage.places > 1)
+        # Where no message is missing, a tombstone may have been: then an index has to know.
+        is_removal = damage.after + 1 == damage.before
+        if damage.before is None and not is_removal and damage in scan.damage:
+            is_removal = not may_be_messages(content.data, damage.offset_bytes, damage.end_bytes)
+        unclear = not part.known and (is_removal or damage.places > 1)
         places.append(_foreign_damage(part, damage, note, lost, unclear))
     if content.damage and not places:
         at, reason = content.damage[0]

@@ -20,7 +20,7 @@ from storage_core.foreign.nats.index import SEQUENCE_END, OldBlockIndex, StreamI
 from storage_core.foreign.nats.indexed import OLD_INDEX_SUFFIX, from_index, place_gone
 from storage_core.foreign.nats.limits import Limits
 from storage_core.foreign.nats.long_chains import side_by_side_size
-from storage_core.foreign.nats.record import SIZE_MIN, Records, block_key, read_heads
+from storage_core.foreign.nats.record import SIZE_MIN, Records, block_key, may_be_messages, read_heads
 from storage_core.foreign.nats.replay import Log, replay
 from storage_core.foreign.nats.scan import BlockScan, scan_blocks
 from storage_core.foreign.nats.ttl import parse_rollups, parse_ttls
@@ -90,8 +90,11 @@ def from_blocks(
     states = _spans(read, shown, removed, begin, min((block.first for block in lost), default=SEQUENCE_END))
     torn = max((block.torn for block in read), default=0)
     if any(state.end == SEQUENCE_END for state in states):
-        highest = max(highest + 1, torn)  # a damaged end of the stream held one more message at least, or may have
-    last = max([highest, index.last if index else 0, *(part.end - 1 for part in parts)])
+        # A damaged end of the stream held one more message at least, or may have, beside those that were removed.
+        behind = SequenceSet.from_ranges([(highest + 1, SEQUENCE_END)]).difference(removed)
+        highest = max(behind.bounds[0], torn)
+    vouched = max([index.last + 1 if index else 0, *(stale.end for stale in old if stale is not None)])
+    last = max([highest, vouched - 1, *(part.end - 1 for part in parts)])
     proven = union_of([removed, *(_hidden(block, some) for block, some in zip(read, shown, strict=True))])
     proven = proven.union(SequenceSet.from_ranges([(1, max(floor, _purged_below(stream, read, shown)))]))
     listed = SequenceSet.empty()
@@ -110,7 +113,6 @@ def from_blocks(
     if any(note.unclear for note in notes):
         forgets_below = last + 1
     all_removed = SequenceSet.from_ranges([(1, last + 1)]).difference(shown_by(covered))
-    vouched = index.last + 1 if index is not None else 0
     is_indexed = index is not None and not lost
     state = StreamState(first, last, count, "blocks", tuple(covered), None, all_removed, is_indexed, tuple(notes))
     return replace(state, vouched_end=vouched, forgets_below=forgets_below)
@@ -181,9 +183,7 @@ def _read_of(file: BlockFile, content: BlockContent, scan: BlockScan, limits: Li
     messages, records = scan.records.take(scan.messages), scan.records
     numbered = records.take(~records.tombstones & (records.sequences > 0))
     low, high = (int(numbered.starts.min()), int(numbered.ends.max())) if len(numbered) else (0, 0)
-    bearing = [
-        damage for damage in scan.damage if _may_hold_messages(content.data, damage.offset_bytes, damage.end_bytes)
-    ]
+    bearing = [damage for damage in scan.damage if may_be_messages(content.data, damage.offset_bytes, damage.end_bytes)]
     front = is_unknown or any(damage.offset_bytes < low or not len(numbered) for damage in bearing)
     end = is_unknown or any(damage.end_bytes > high for damage in bearing)
     highest = int(np.max(records.sequences, initial=0))
@@ -209,14 +209,6 @@ def _read_of(file: BlockFile, content: BlockContent, scan: BlockScan, limits: Li
         torn=_torn(content.data, scan, high, highest),
         sound_crc32c=None if is_unknown or scan.damage else crc32c(content.data),
     )
-
-
-def _may_hold_messages(block: pa.Buffer, first: int, end: int) -> bool:
-    """Return whether bytes without a true record may have been a message: all but a whole record without subject."""
-    if end - first != SIZE_MIN:
-        return True
-    (head,), _ = _heads(block, first)
-    return bool(head != SIZE_MIN)
 
 
 def _heads(block: pa.Buffer, start: int) -> tuple[np.ndarray, np.ndarray]:

@@ -210,6 +210,14 @@ def read_heads(block: np.ndarray, starts: np.ndarray, end: int) -> tuple[Records
     return Records(starts, sizes, heads["number"].copy(), heads["time"].copy(), subject_sizes, header_sizes), good
 
 
+def may_be_messages(block: pa.Buffer, first: int, end: int) -> bool:
+    """Return whether bytes without a true record may have been messages: all but one whole record of the least size."""
+    if end - first != SIZE_MIN:
+        return True
+    head, _ = read_heads(np.frombuffer(block, np.uint8), np.array([first]), block.size)
+    return bool(head.sizes[0] != SIZE_MIN)
+
+
 def verify(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
     """Return which checksums hold. The records must be possible, ascending and free of overlap."""
     return verify_together([(block, records, key)])[0]

@@ -72,12 +72,15 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         known = [copy for copy in copies if copy.path in lasts and self._replica_count(copy)]
         if not known:
             return {}
-        leading = max(known, key=lambda copy: (lasts[copy.path], -self._replica_count(copy)))
+        # Of a stream with one replica there is no other copy; with more, a node may have missed that some were added.
+        leading = max(
+            known, key=lambda copy: (self._replica_count(copy) == 1, lasts[copy.path], -self._replica_count(copy))
+        )
         count = self._replica_count(leading)
         return {
             copy.path: (
                 f"{copy.path} is of before a scale-down: its num_replicas is {self._replica_count(copy)}, that of "
-                f"{leading.path}, which went further, is {count}. It no longer belongs to the stream: what the other "
+                f"{leading.path} is {count}. It no longer belongs to the stream: what the other "
                 "says was removed stays so"
             )
             for copy in known

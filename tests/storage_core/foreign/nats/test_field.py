@@ -180,6 +180,31 @@ def test_a_removal_that_only_the_last_node_had_fails_a_strict_read(tmp_path: Pat
         strict(store, tmp_path)
 
 
+def test_a_node_of_before_a_scale_down_does_not_lead_where_the_one_of_now_is_damaged(
+    tmp_path: Path, stores: dict[str, Kept]
+) -> None:
+    store = stores["scaled-down"]
+    for path, content in store.whole.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        if path.name != "index.db":
+            (tmp_path / path).write_bytes(bytes(100) if path.parts[0] == "n2" and path.name == "1.blk" else content)
+    with pytest.raises(DataLossError, match="no longer belongs to the stream"):
+        strict(store, tmp_path)
+
+
+@pytest.mark.parametrize("cut", [1, 29])
+def test_a_damaged_tombstone_at_the_end_fails_a_strict_read(tmp_path: Path, stores: dict[str, Kept], cut: int) -> None:
+    """A removed marker would come back."""
+    store = stores["kv-purge-marker-expired"]
+    for path, content in store.whole.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        at = len(content) - cut
+        flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] if cut <= len(content) else content
+        (tmp_path / path).write_bytes(flipped if path.name == "1.blk" else content)
+    with pytest.raises(DataLossError):
+        strict(store, tmp_path)
+
+
 def test_random_damage_to_the_stores_from_the_field(stores: dict[str, Kept], tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     seed = Random(1).randrange(100)
