@@ -138,9 +138,10 @@ class ForeignDamage:
         elif self.first is None:
             loss = "removed messages may show again" if self.unclear else "damage that cost no message"
         elif self.open and self.end is not None:
-            is_single = self.end == self.first + 1
-            which = f"sequence {self.first} was" if is_single else f"sequences {self.first} to {self.end - 1} were"
-            loss = f"{which} removed or {'is' if is_single else 'are'} lost"
+            if self.end == self.first + 1:
+                loss = f"sequence {self.first} was removed or is lost"
+            else:
+                loss = f"sequences {self.first} to {self.end - 1} were removed or are lost"
         elif self.end is None:
             loss = f"messages from sequence {self.first} on are lost"
         elif self.end == self.first + 1:
