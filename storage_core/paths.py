@@ -56,10 +56,10 @@ def place_key(path: "str | os.PathLike[str]") -> object:
     """Return what tells whether two paths lead to one place: as equal, whatever links lead there."""
     if not is_in_object_store(path):
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             return real_place(path)
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
     return place(path)
 
 

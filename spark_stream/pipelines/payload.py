@@ -255,7 +255,7 @@ Test = Callable[[Column, DataType], Column | None]
 
 def _any(value: Column, kind: DataType, test: Test) -> Column | None:
     """Return whether a test holds for a value or any within it; None if it is about none of these types."""
-    found = test(value, kind)
+    outcome = test(value, kind)
     if isinstance(kind, StructType):
         inner = [_any(value.getField(field.name), field.dataType, test) for field in kind.fields]
     elif isinstance(kind, (ArrayType, MapType)):
@@ -266,7 +266,7 @@ def _any(value: Column, kind: DataType, test: Test) -> Column | None:
         inner = [F.exists(items, lambda item: _any(item, of_values, test)) if is_meant else None]  # type: ignore[arg-type, return-value]
     else:
         inner = []
-    tests = [F.coalesce(column, F.lit(False)) for column in (found, *inner) if column is not None]
+    tests = [F.coalesce(column, F.lit(False)) for column in (outcome, *inner) if column is not None]
     return reduce(operator.or_, tests) if tests else None
 
 

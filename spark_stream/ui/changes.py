@@ -127,12 +127,12 @@ CONSENTS = {"accept": "accept_loss", "take-back": "take_back", "discard": "disca
 
 def _losses(site: Site, streams: tuple[str, ...], loss: str) -> Iterator[tuple[str, object]]:
     """Yield what becomes of messages that no volume at hand has, and of what was lost before."""
-    scan, found = site.scan(), False
+    scan, has_unread = site.scan(), False
     for stream in sorted(scan.state.streams.values(), key=lambda stream: stream.name):
         if streams and stream.name not in streams:
             continue
         for unread in scan.survey.unread(stream):
-            found, what = True, f"sequences {ranges_text(unread.sequences)} of stream {stream.name}"
+            has_unread, what = True, f"sequences {ranges_text(unread.sequences)} of stream {stream.name}"
             if not unread.places:
                 yield "is declared lost", f"{what}: no volume has them"
             elif loss == "accept":
@@ -148,7 +148,7 @@ def _losses(site: Site, streams: tuple[str, ...], loss: str) -> Iterator[tuple[s
         for messages in scan.state.set_aside:
             ranges = ranges_text(SequenceSet.decode(messages.sequences))
             yield "is given up for good", f"sequences {ranges} of stream {messages.stream} of another copy of the store"
-    if not found:
+    if not has_unread:
         yield "what nothing has any more", "is declared lost, and stands in the event log; by what is known, nothing is"
 
 

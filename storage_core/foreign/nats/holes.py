@@ -47,18 +47,18 @@ def find_holes(
     `listed`: what an index that is older than the blocks says is there. `leaves_no_trace`: see `removes_silently`.
     """
     holes: list[Hole] = []
-    at, before, gone = begin, 0, list[tuple[int, int]]()  # before: index of the last block with numbers
+    at, before, gone_blocks = begin, 0, list[tuple[int, int]]()  # before: index of the last block with numbers
     last_index = 0
     for span in [*spans, None]:
         if span is not None:
-            gone += [(last_index + 1, span.block_index)] if span.block_index > last_index + 1 else []
+            gone_blocks += [(last_index + 1, span.block_index)] if span.block_index > last_index + 1 else []
             last_index = span.block_index
             if span.end <= span.first:
                 continue
         first = end if span is None else span.first
         absent = SequenceSet.from_ranges([(at, first)]).difference(removed) if at < first else SequenceSet.empty()
         if absent:
-            missing = SequenceSet.from_ranges(gone)
+            missing = SequenceSet.from_ranges(gone_blocks)
             is_cut = bool(before) and span is not None and not missing
             own = missing.bounds[0] if missing else before + 1
             for low, high in _runs(absent):
@@ -67,7 +67,7 @@ def find_holes(
                 hidden = SequenceSet.from_ranges([(low, high)]).difference(run)
                 holes.append(Hole(low, high, hidden, own, leaves_no_trace or is_cut, reason))
         if span is not None:
-            at, before, gone = max(at, span.end), span.block_index, []
+            at, before, gone_blocks = max(at, span.end), span.block_index, []
     return holes
 
 
@@ -100,13 +100,15 @@ def block_names(numbers: SequenceSet) -> str:
     return ", ".join(names) + (" and others" if numbers.run_count > len(ranges) else "")
 
 
-def _reason(run: tuple[int, int], before: int, gone: SequenceSet, listed_count: int) -> str:
+def _reason(run: tuple[int, int], before: int, gone_blocks: SequenceSet, listed_count: int) -> str:
     which = f"[{run[0]}, {run[1]})"
-    place = f"{block_names(gone)} not there" if gone else f"{before}{BLOCK_SUFFIX} ends in front of them"
+    place = f"{block_names(gone_blocks)} not there" if gone_blocks else f"{before}{BLOCK_SUFFIX} ends in front of them"
     if listed_count:
         listed = f"{INDEX_FILE}, which is older than the blocks, lists {listed_count} messages of {which} there"
         return f"{place}, and {listed}: removed since, or lost with their blocks"
     how = (
-        "removed, or lost with a block that is gone" if gone or not before else "removed and compacted away, or cut off"
+        "removed, or lost with a block that is gone"
+        if gone_blocks or not before
+        else "removed and compacted away, or cut off"
     )
     return f"{place}, and no index tells what became of {which}: {how}"

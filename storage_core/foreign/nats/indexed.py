@@ -73,9 +73,11 @@ def _before(index: StreamIndex, stream: StreamDirectory, states: Sequence[BlockS
     return [part_of(Hole(first, end, SequenceSet.empty(), 0, False, reason), stream.messages_path)]
 
 
-def from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory, gone: Sequence[BlockState]) -> StreamState:
+def from_old_indexes(
+    old: Sequence[OldBlockIndex], stream: StreamDirectory, gone_blocks: Sequence[BlockState]
+) -> StreamState:
     """Return what the N.idx of all blocks say; `gone`: what such an index says of blocks that are not there."""
-    states, notes = place_gone(gone, [(known.first, known.end) for known in old])
+    states, notes = place_gone(gone_blocks, [(known.first, known.end) for known in old])
     begin = max(1, Limits.of(stream.config).first_sequence)
     spans = [Span(state.file.block_index, state.first, state.end) for state in states]
     for file, known in zip(stream.blocks, old, strict=True):
@@ -96,10 +98,12 @@ def from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory, gone
     return StreamState(first, last, total, "N.idx", tuple(states), None, removed, False, tuple(notes))
 
 
-def place_gone(gone: Sequence[BlockState], answered: Sequence[tuple[int, int]]) -> tuple[list[BlockState], list[Note]]:
+def place_gone(
+    gone_blocks: Sequence[BlockState], answered: Sequence[tuple[int, int]]
+) -> tuple[list[BlockState], list[Note]]:
     """Return the parts whose blocks are gone and for which no block that is there answers; the others as notes."""
     known, parts, notes = SequenceSet.from_ranges(answered), list[BlockState](), list[Note]()
-    for part in sorted(gone, key=lambda part: part.first):
+    for part in sorted(gone_blocks, key=lambda part: part.first):
         if known.count_in(part.first, part.end):
             reason = f"{Path(part.file.path).name} is gone, and its index lists [{part.first}, {part.end})"
             notes.append(Note(reason))

@@ -60,7 +60,7 @@ def from_blocks(
     stream: StreamDirectory,
     index: StreamIndex | None,
     old: Sequence[OldBlockIndex | None],
-    gone: Sequence[BlockState],
+    gone_blocks: Sequence[BlockState],
     files: Files,
 ) -> StreamState:
     """Return what the blocks say, with an index that is older than they are, and N.idx, as far as those hold.
@@ -85,7 +85,7 @@ def from_blocks(
     highest = max((block.highest for block in read), default=0)
     damaged = {block.file.block_index for block in read if block.damaged and block.damaged_end}
     lost = _lost_at_end(known, highest, damaged) if known is not None else []
-    parts, notes = place_gone([*gone, *_cut(old, read)], [block.numbers for block in read if block.numbers])
+    parts, notes = place_gone([*gone_blocks, *_cut(old, read)], [block.numbers for block in read if block.numbers])
     begin = max(1, limits.first_sequence)
     states = _spans(read, shown, removed, begin, min((block.first for block in lost), default=SEQUENCE_END))
     torn = max((block.torn for block in read), default=0)
@@ -349,13 +349,13 @@ def _is_near(limits: Limits, read: Sequence[_Read], shown: Sequence[np.ndarray])
     return limits.is_near(count, kept_size, tombstones, size - kept_size + tombstones * largest, largest)
 
 
-def _lost_removals(read: Sequence[_Read], told: Sequence[int]) -> list[Note]:
+def _lost_removals(read: Sequence[_Read], told_removals: Sequence[int]) -> list[Note]:
     """Return which blocks are gone between others without a number that is missing: they held removals, or nothing."""
     numbers = [block.file.block_index for block in read]
     gaps = [
         (low + 1, high)
         for low, high in zip(numbers, numbers[1:], strict=False)
-        if high > low + 1 and not any(low < each < high for each in told)
+        if high > low + 1 and not any(low < each < high for each in told_removals)
     ]
     if not gaps:
         return []

@@ -74,16 +74,16 @@ def _floor(limits: Limits, sequences: np.ndarray, sizes: np.ndarray) -> int:
 
 def _rolled_up(log: Log) -> np.ndarray:
     """Return which messages a later one replaced."""
-    gone = np.zeros(len(log.sequences), bool)
+    is_gone = np.zeros(len(log.sequences), bool)
     if log.rollups is None or not log.rollups.any():
-        return gone
+        return is_gone
     whole = np.flatnonzero(log.rollups == ROLLUP_ALL)
     if len(whole):
-        gone[: whole[-1]] = True
+        is_gone[: whole[-1]] = True
     of_subject = np.flatnonzero(log.rollups != NO_ROLLUP)
     latest = np.full(int(log.subjects.max()) + 1, -1, np.int64)
     latest[log.subjects[of_subject]] = of_subject  # ascending, so that the last one counts
-    return np.asarray(gone | (np.arange(len(gone)) < latest[log.subjects]))
+    return np.asarray(is_gone | (np.arange(len(is_gone)) < latest[log.subjects]))
 
 
 def _in_order(log: Log, limits: Limits, rows: np.ndarray, places: np.ndarray) -> Replayed:

@@ -48,11 +48,11 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
         for known, block in zip(old, stream.blocks, strict=True)
         if known and _ends_with(block, stream.name, known.last_hash, files)
     ]
-    gone = _missing_blocks(stream, notes, files) if index is None else []
+    gone_blocks = _missing_blocks(stream, notes, files) if index is None else []
     if old and len(current) == len(old):
-        state = from_old_indexes(current, stream, gone)
+        state = from_old_indexes(current, stream, gone_blocks)
     else:
-        state = from_blocks(stream, index, old, gone, files)
+        state = from_blocks(stream, index, old, gone_blocks, files)
         notes += _forgotten_removals(stream, index, old)
     return replace(state, notes=(*notes, *state.notes))
 
@@ -63,10 +63,12 @@ def _forgotten_removals(
     """Return which removals left no trace that is there: those of servers that wrote no tombstones."""
     present = {block.block_index for block in stream.blocks}
     if index is not None:
-        gone = [block.block_index for block in index.blocks if block.block_index not in present and block.message_count]
-        if not gone or index.version >= SURE_VERSION_MIN:
+        gone_blocks = [
+            block.block_index for block in index.blocks if block.block_index not in present and block.message_count
+        ]
+        if not gone_blocks or index.version >= SURE_VERSION_MIN:
             return []
-        names = block_names(SequenceSet.from_sequences(gone))
+        names = block_names(SequenceSet.from_sequences(gone_blocks))
         return [Note(f"{names} not there: what was noted as removed there may show again", True)]
     config = stream.config
     if "retention" not in config or "compression" in config or all(old) or not present:

@@ -146,11 +146,11 @@ def _told(choice: Choice, rows: np.ndarray, kinds: np.ndarray) -> list[Told]:
     apart = (np.diff(kinds) != 0) | (np.diff(rows) != 1) | (np.diff(own) != 1)
     starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
     places = list(zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True))
-    told = [_place(choice, rows[start:end], int(kinds[start]), 1) for start, end in places[:PLACE_COUNT_MAX]]
+    told_places = [_place(choice, rows[start:end], int(kinds[start]), 1) for start, end in places[:PLACE_COUNT_MAX]]
     if len(places) > PLACE_COUNT_MAX:
         start = places[PLACE_COUNT_MAX][0]
-        told.append(_place(choice, rows[start:], int(kinds[start:].max()), len(places) - PLACE_COUNT_MAX))
-    return told
+        told_places.append(_place(choice, rows[start:], int(kinds[start:].max()), len(places) - PLACE_COUNT_MAX))
+    return told_places
 
 
 def _place(choice: Choice, rows: np.ndarray, kind: int, places: int) -> Told:

@@ -228,10 +228,10 @@ class _Scan:
     ) -> tuple[Window, int]:
         """Find in `[0, limit)` what the chain does not tell; return the window and where the next one begins."""
         chained = chain.take(true)
-        found = self._search(view, _gaps(chained, limit))
-        belong = self._belong(found, chained)
-        known = merge([chained, found.take(belong)])
-        strays = found.take(~belong & found.own & found.readable)
+        searched = self._search(view, _gaps(chained, limit))
+        belong = self._belong(searched, chained)
+        known = merge([chained, searched.take(belong)])
+        strays = searched.take(~belong & searched.own & searched.readable)
         end_of_file = limit if base + limit == self._end else None
         if end_of_file is None and limit == size:
             limit = self._cut(view, known, size)

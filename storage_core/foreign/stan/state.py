@@ -55,7 +55,7 @@ class SliceState:
     row_count: int
     bounds: tuple[int, int]  # the same, but that the last slice of a channel goes on without end
     left_out: SequenceSet  # offset_bytes of true records that are not served, since others are
-    told: tuple[Told, ...]  # about them, and about slices beside it that are left out
+    told_repeats: tuple[Told, ...]  # about them, and about slices beside it that are left out
 
     @property
     def known(self) -> bool:
@@ -115,7 +115,7 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
         return ChannelState(1, 0, ())
     looks, dropped = _in_order(looks)
     firsts = [look.first for look in looks]
-    left_out, told = _repeated(channel.name, looks, dropped, files)
+    left_out, told_repeats = _repeated(channel.name, looks, dropped, files)
     slices = [
         SliceState(
             look.file,
@@ -124,7 +124,7 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
             0 if look.out_of_order else end - look.first,
             (look.first, end),
             left_out.get(look, SequenceSet.empty()),
-            tuple(told.get(look, ())),
+            tuple(told_repeats.get(look, ())),
         )
         for look, end in zip(looks[:-1], firsts[1:], strict=True)
     ]
@@ -136,7 +136,9 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
     end = looks[-1].end()
     count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
     bounds, hidden = (firsts[-1], SEQUENCE_END), left_out.get(looks[-1], SequenceSet.empty())
-    slices.append(SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told.get(looks[-1], ()))))
+    slices.append(
+        SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told_repeats.get(looks[-1], ())))
+    )
     # A damaged end held one more message at least.
     last = end - 1 if end < SEQUENCE_END else max(looks[-1].summary.last, firsts[-1] - 1) + 1
     if firsts[0] > 1:
@@ -178,12 +180,12 @@ def _repeated(
             continue
         served = numbered.chosen() & (numbered.sequences >= look.first) & (numbered.sequences < end)
         chosen.append((look, Choice(numbered, served, end)))
-    told: dict[_Look, list[Told]] = {}
+    told_repeats: dict[_Look, list[Told]] = {}
     for (look, _), places in zip(chosen, compare([choice for _, choice in chosen]), strict=True):
-        told.setdefault(look if look in looks else looks[0], []).extend(places)
+        told_repeats.setdefault(look if look in looks else looks[0], []).extend(places)
     # Of a slice that serves nothing, what it held is lost, and told as that when it is read.
     left_out = {look: choice.left_out for look, choice in chosen if choice.served.any()}
-    return left_out, told
+    return left_out, told_repeats
 
 
 def _in_order(looks: list["_Look"]) -> tuple[list["_Look"], list["_Look"]]:

@@ -164,7 +164,7 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
             no_crc=self._no_crc,
             bounds=state.bounds,
             left_out=state.left_out.encode() if state.left_out else b"",
-            told=tuple(_told(stream, place, first, end) for place in state.told),
+            told=tuple(_told(stream, place, first, end) for place in state.told_repeats),
         )
 
     def _replay(self) -> ReplayOptions:

@@ -228,10 +228,10 @@ def _check_named(remains: Sequence[Remains], store_id: bytes, env: Environment) 
             if os.path.realpath(place) in named:
                 continue
             try:
-                found = identity.read_identity(env.files, place)
+                other_identity = identity.read_identity(env.files, place)
             except StorageError:
                 continue
-            if found.store_id == store_id and found.volume_id not in {
+            if other_identity.store_id == store_id and other_identity.volume_id not in {
                 other.identity.volume_id for other in remains if other.identity is not None
             }:
                 raise _not_named(place)

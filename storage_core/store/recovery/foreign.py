@@ -36,12 +36,12 @@ def messages_of(state: StoreState, volume: Volume) -> list[SetAside]:
         return []
     if theirs.store_id != state.store_id:
         return []
-    found = []
+    held = []
     for stream in sorted(theirs.streams.values(), key=lambda stream: stream.name):
         sequences = _more(_counterpart(state, stream), stream)
         if sequences:
-            found.append(SetAside(volume.volume_id, "", stream.name, stream.incarnation, sequences.encode()))
-    return found
+            held.append(SetAside(volume.volume_id, "", stream.name, stream.incarnation, sequences.encode()))
+    return held
 
 
 def _counterpart(state: StoreState, theirs: StreamState) -> StreamState | None:

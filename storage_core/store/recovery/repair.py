@@ -310,7 +310,7 @@ class Repair:
                 for (name, places), sequences in sorted(seen.unread.items())
                 for first, end in sequences.ranges()
             ],
-            "recoverable": [place for found in recoverable for place in found.to_json()],
+            "recoverable": [place for recoverable_block in recoverable for place in recoverable_block.to_json()],
             "taken_back": _ranges(seen.taken_back),
             "set_aside": [set_aside_json(messages) for messages in view.state.set_aside],
         }

@@ -45,10 +45,10 @@ def look_for(
     state = metadata.view(lock_timeout_s).state
     volumes = metadata.volumes()
     return [
-        found
+        listed
         for stream in state.streams.values()
         if len(stream.lost_blocks) and (names is None or stream.name in names)
-        for found in _of_stream(state, stream, volumes)
+        for listed in _of_stream(state, stream, volumes)
     ]
 
 
@@ -57,38 +57,38 @@ def _of_stream(state: StoreState, stream: StreamState, volumes: Sequence[Volume]
     # As if nothing had been lost: what a copy lacks is then missed.
     unlost = ChunkedSet.of(stream.removed.whole().difference(stream.lost))
     whole = replace(stream, removed=unlost, lost=SequenceSet.empty(), lost_blocks=Table.of(rows[:0]))
-    found = []
+    listed = []
     for block in live_blocks(state, stream, rows):
         lost = stream.lost.clip(block.first, block.end)
         sequences, holders = SequenceSet.empty(), []
         for volume in read_volumes(state, stream, volumes):
             defects = look(block, volume.blocks, whole)
-            there = lost.difference(SequenceSet.from_ranges([(defect.first, defect.end) for defect in defects]))
-            if there:
-                sequences = sequences.union(there)
+            readable = lost.difference(SequenceSet.from_ranges([(defect.first, defect.end) for defect in defects]))
+            if readable:
+                sequences = sequences.union(readable)
                 holders.append(volume.name)
         if sequences:
-            found.append(Recoverable(block, sequences, tuple(holders)))
-    return found
+            listed.append(Recoverable(block, sequences, tuple(holders)))
+    return listed
 
 
 def carry_out(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> dict[str, SequenceSet]:
     """Make these messages live again; return them by stream. Raises LimitExceededError, and what a session raises."""
     taken: dict[str, SequenceSet] = {}
     with metadata.session(lock_timeout_s) as session, session.group():
-        for found in recoverable:
-            block = found.block
-            data_size = block.data_size * len(found.sequences) // max(1, block.row_count)
-            session.propose(TakeBack(block.incarnation, found.sequences.encode(), data_size))
-            taken[block.stream] = taken.get(block.stream, SequenceSet.empty()).union(found.sequences)
+        for listed in recoverable:
+            block = listed.block
+            data_size = block.data_size * len(listed.sequences) // max(1, block.row_count)
+            session.propose(TakeBack(block.incarnation, listed.sequences.encode(), data_size))
+            taken[block.stream] = taken.get(block.stream, SequenceSet.empty()).union(listed.sequences)
     return taken
 
 
 def tell(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> None:
     """Write down that copies of lost messages came back."""
     by_stream: dict[str, SequenceSet] = {}
-    for found in recoverable:
-        by_stream[found.block.stream] = by_stream.get(found.block.stream, SequenceSet.empty()).union(found.sequences)
+    for listed in recoverable:
+        by_stream[listed.block.stream] = by_stream.get(listed.block.stream, SequenceSet.empty()).union(listed.sequences)
     if not by_stream:
         return
     reason = "a copy of what was declared lost came back; `jstream repair --take-back` serves it again"

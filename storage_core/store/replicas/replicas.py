@@ -238,13 +238,13 @@ class Survey:
         rows = rows[~np.isin(rows["block_id"], stream.blocks.rows["block_id"])] if len(rows) else rows
         sequences, holders = SequenceSet.empty(), []
         for volume in self.volumes if len(rows) else ():
-            there = np.zeros(len(rows), bool)
+            on_disk = np.zeros(len(rows), bool)
             for incarnation in stream.incarnations:
                 sizes, verified_ns = self._look(volume.volume_id, incarnation, rows["block_id"].tobytes())
-                there |= (sizes == rows["file_size"]) & (verified_ns >= 0)
-            if there.any():
-                found = SequenceSet.from_columns(rows["first"][there], (rows["first"] + rows["span"])[there])
-                sequences = sequences.union(found.intersection(stream.lost))
+                on_disk |= (sizes == rows["file_size"]) & (verified_ns >= 0)
+            if on_disk.any():
+                kept = SequenceSet.from_columns(rows["first"][on_disk], (rows["first"] + rows["span"])[on_disk])
+                sequences = sequences.union(kept.intersection(stream.lost))
                 holders.append(volume.volume_id)
         return sequences, holders
 

@@ -133,14 +133,14 @@ def unread(
     `whole`: by volume, for each row of the manifest, whether the copy there is whole as far as is known.
     """
     rows = stream.blocks.rows
-    gone = ~np.logical_or.reduce([np.zeros(len(rows), bool), *whole])
-    found: dict[tuple[Place, ...], SequenceSet] = {}
-    for row in rows[gone]:
+    is_gone = ~np.logical_or.reduce([np.zeros(len(rows), bool), *whole])
+    by_places: dict[tuple[Place, ...], SequenceSet] = {}
+    for row in rows[is_gone]:
         shown = stream.shown(int(row["first"]), int(row["first"] + row["span"]))
         if shown:
             where = tuple(places(state, stream, volumes, int(row["committed_ns"])))
-            found[where] = found.get(where, SequenceSet.empty()).union(shown)
-    return [Unread(sequences, where) for where, sequences in found.items()]
+            by_places[where] = by_places.get(where, SequenceSet.empty()).union(shown)
+    return [Unread(sequences, where) for where, sequences in by_places.items()]
 
 
 def ranges_text(sequences: SequenceSet, count_max: int = 5) -> str:

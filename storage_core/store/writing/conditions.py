@@ -116,16 +116,16 @@ def _last_of_subjects(
     """Return the last sequence of each filter that conditions name, where the stream shows a message of it."""
     filters = list(dict.fromkeys(condition.subject for condition in conditions))
     names = [name for name in filters if is_literal(name)]
-    found: dict[str, int] = {}
+    last_of: dict[str, int] = {}
     if names and stream.message_count:
         last = subjects.last(session, stream, msg_id_hashes(pa.array(names, pa.string())), names)
-        found = {name: int(sequence) for name, sequence in zip(names, last, strict=True) if sequence}
+        last_of = {name: int(sequence) for name, sequence in zip(names, last, strict=True) if sequence}
     for subject_filter in filters:
         if not is_literal(subject_filter):
             request = ReadRequest((stream.name,), subject_filters=(subject_filter,))
             blocks, _ = plan_stream(session.state, stream, session.volumes, request)
-            found[subject_filter] = last_sequence(blocks, subject_filter, env) or 0
-    return found
+            last_of[subject_filter] = last_sequence(blocks, subject_filter, env) or 0
+    return last_of
 
 
 def _newest_message(session: Session, stream: StreamState) -> tuple[Sequence[BlockSlice], int]:

@@ -130,7 +130,7 @@ def test_a_message_for_pub_is_not_awaited_from_a_terminal(jstream, orders) -> No
 def test_verify_shows_how_far_it_is(jstream, orders) -> None:
     terminal = Terminal(jstream, "verify")
     assert terminal.end() == 0
-    assert "4 blocks checked: all is well" in terminal.seen
+    assert "4 copies of blocks checked: all is well" in terminal.seen
 
 
 @pytest.mark.parametrize("words", [["import"], ["drift"]])
@@ -187,7 +187,7 @@ def test_a_volume_is_removed_only_after_a_yes(trio, replicated, volumes) -> None
 def test_long_work_ends_with_its_verdict(trio, replicated, words: list[str]) -> None:
     terminal = Terminal(trio, *words)
     assert terminal.end() == 0
-    assert "12 blocks checked: all is well" in terminal.seen
+    assert "12 copies of blocks checked: all is well" in terminal.seen
 
 
 @pytest.mark.parametrize("words", [["cluster", "info"], ["stream", "report"], ["stream", "info", "ORDERS"]])

@@ -165,21 +165,22 @@ def test_a_block_that_is_gone_without_an_index_to_tell_is_told(
     assert 0 < outcome.rows < len(one.expected())
     assert any("index.db" in reason for reason in outcome.reasons) == (index == "damaged")
     told = " ".join(outcome.reasons)
-    assert "no index tells" in told and (gone in told) == (gone != "1.blk")
+    assert "no index tells" in told and gone in told
 
 
-@pytest.mark.parametrize(("deleted", "is_told"), [([], True), ([3], True), ([3, 9], True), ([10], False)])
+@pytest.mark.parametrize(
+    ("deleted", "open_ranges"),
+    [([], ["[1, 11)"]), ([3], ["[1, 3)", "[4, 11)"]), ([3, 9], ["[1, 3)", "[4, 9)", "[10, 11)"]), ([10], [])],
+)
 def test_a_deleted_message_does_not_explain_the_block_that_is_gone_with_it(
-    make_stream: Callable[..., Path], records: Any, deleted: list[int], is_told: bool
+    make_stream: Callable[..., Path], records: Any, deleted: list[int], open_ranges: list[str]
 ) -> None:
     """A purge leaves the tombstone of the last message that it removes; one further below is of that message alone."""
     own = records("S", 2)
     content = [*map(own.tombstone, deleted), *(own.message(number, "S.a", b"x") for number in range(11, 14))]
-    store = open_foreign(make_stream("S", {2: content}))
-    told, _ = store.inspect("S")
-    reasons = [one.reason for one in told]
-    assert any("no index tells what became of [1, 11)" in reason for reason in reasons) == is_told, reasons
-    assert not any(one.costs for one in told)
+    reasons = read_foreign("nats", make_stream("S", {2: content})).reasons
+    unclear = [reason for reason in reasons if "no index tells what became of" in reason]
+    assert [each.partition(" of ")[2].partition(":")[0] for each in unclear] == open_ranges, reasons
 
 
 def test_an_index_that_is_only_older_than_the_blocks_is_nothing_to_tell(case: Callable[[str], Any]) -> None:
@@ -279,7 +280,8 @@ def test_copies_that_lack_every_second_message_are_told_in_a_bounded_list(make_s
     store = open_foreign(paths)
     sequences, told = all_read(store)
     assert sequences == list(range(1, DENSE + 1))
-    assert PLACE_COUNT_MAX < len(told) < PLACE_COUNT_MAX + 10 and not any(one.costs for one in told)
+    assert PLACE_COUNT_MAX < len(told) < 2 * (PLACE_COUNT_MAX + 10), "a bound for each copy"
+    assert not any(one.costs for one in told)
     assert DENSE - 2 <= sum(one.places for one in told) <= DENSE
 
 

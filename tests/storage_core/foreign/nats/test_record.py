@@ -50,7 +50,7 @@ def test_every_record_of_every_undamaged_store_has_its_checksum() -> None:
     count = 0
     for path in sorted(DATA.glob("nats*/**/streams/*/msgs/*.blk")):
         name = str(path.relative_to(DATA))
-        if "damaged" in name or "encrypted" in name or not path.stat().st_size:
+        if "damaged" in name or "encrypted" in name or name.startswith("nats-field/") or not path.stat().st_size:
             continue
         if name.startswith("nats-orders/store/n2/"):  # the node of the demo's broken cluster with bad bytes
             continue
