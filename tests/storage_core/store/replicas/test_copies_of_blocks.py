@@ -253,7 +253,8 @@ def block_files(store: Store) -> list[list[str]]:
 def commit_alone(store: Store, transaction: Any, staged: list[StagedBlock]) -> None:
     """Commit without the maintenance behind it, which would repair at once what the commit found missing."""
     with store.metadata.session(60.0) as session:
-        appends.commit(session, transaction, staged, None, (), MsgIdWindow(), Limits(REAL), SubjectIndex(REAL), REAL)
+        caches = MsgIdWindow(), Limits(REAL), SubjectIndex(REAL)
+        appends.commit(session, transaction, staged, None, (), "", *caches, REAL)
 
 
 HARM: dict[str, Callable[[Path], object]] = {
