@@ -90,7 +90,7 @@ def commit_in(session: object, store: Store, transaction: Transaction, blocks: l
     from storage_core.store.writing import appends
 
     known = store._window, store._limits, store._subjects
-    appends.commit(session, transaction, blocks, None, (), *known, store.environment)  # type: ignore[arg-type]
+    appends.commit(session, transaction, blocks, None, (), "", *known, store.environment)  # type: ignore[arg-type]
 
 
 def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path]) -> None:

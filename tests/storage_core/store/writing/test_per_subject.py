@@ -142,7 +142,7 @@ def test_what_a_group_of_commits_took_back_was_never_there() -> None:
 
     def commit_and_fail() -> None:
         with store.session() as session, session.group():
-            appends.commit(session, transaction, staged, None, (), *known, store.environment)
+            appends.commit(session, transaction, staged, None, (), "", *known, store.environment)
             raise KeyError
 
     with pytest.raises(KeyError):
