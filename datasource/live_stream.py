@@ -6,13 +6,13 @@ kept. Every call looks at the streams again, and what has happened to them goes 
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from datasource.edge import show_codes
 from datasource.limits import Patience, admit
@@ -21,7 +21,9 @@ from datasource.offsets import Extent, resolve_starts
 from datasource.partitions import SlicePartition
 from datasource.reader import pick_streams
 from datasource.settings import StreamReadSettings
-from datasource.spark_versions import EarlyCalls, ReadLimit, SupportsTriggerAvailableNow
+from datasource.spark_versions import EarlyCalls, ReadLimit
+from datasource.stream_calls import QueryStreamReader
+from datasource.stream_offsets import Json
 from storage_core.errors import DataLossError, ServerError, StreamNotFoundError
 from storage_core.live import offsets
 from storage_core.live.connection import Connection
@@ -31,7 +33,6 @@ from storage_core.live.server import Retries, StreamInfo, message_time, stream_i
 
 log = logging.getLogger("jstream")
 T = TypeVar("T")
-Json = dict[str, dict[str, Any]]
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 LOOK_EVERY_S = 0.1  # while such a query waits for news
 REMEDY = "To continue without what is gone, start the query once with option failOnDataLoss=false, or begin anew"
@@ -127,7 +128,7 @@ class LiveSource:
 
     def latest(self, start: Json, limit: ReadLimit) -> Json:
         """Return where the batch that begins at `start` ends; `start` itself if there is nothing for one."""
-        self.show(start)
+        self.acknowledge(start)
         now_s = time.monotonic()
         is_tight = self._returned_s is not None and now_s - self._returned_s < TIGHT_S
         until_s = now_s + (self._settings.poll_interval_s if is_tight and self._targets is None else 0)
@@ -275,7 +276,7 @@ class LiveSource:
         """Return the true ends of the streams, as the last call found them."""
         return self._ends
 
-    def show(self, end: Json) -> None:
+    def acknowledge(self, end: Json) -> None:
         """Move the consumers that show the query's position to `end`; everything before it is finished."""
         consumer = self._settings.consumer
         if consumer is None or end == self._shown:
@@ -290,46 +291,11 @@ def _show(connection: Connection, consumer: str, positions: Mapping[str, Positio
 
 
 @show_codes
-class LiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LiveStreamReader(QueryStreamReader):
     """Reads messages of streams of running servers, batch by batch."""
 
-    def __init__(self, settings: StreamReadSettings, schema: pa.Schema) -> None:
-        self.settings, self.schema = settings, schema
-        self._opened: LiveSource | None = None
-
-    def __reduce__(self) -> tuple[type["LiveStreamReader"], tuple[StreamReadSettings, pa.Schema]]:
-        return type(self), (self.settings, self.schema)
-
-    @property
-    def _source(self) -> LiveSource:
-        if self._opened is None:
-            self._opened = LiveSource(self.settings, self.schema)
-        return self._opened
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return self.settings.limits.read_limit()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._source.prepare_available_now()
-
-    def initialOffset(self) -> Json:
-        return self._source.initial()
-
-    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        return self._source.latest(start, limit)
-
-    def reportLatestOffset(self) -> Json:
-        return self._source.report()
-
-    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        return self._source.partitions(start, end)
-
-    def commit(self, end: Json) -> None:
-        self._source.show(end)
-
-    def stop(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+    def _open(self) -> LiveSource:
+        return LiveSource(self.settings, self.schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from rows_of(partition, self.settings, self.schema)
