@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core import buffers
 from storage_core.errors import (
     AlreadyExistsError,
     ConditionFailedError,
@@ -124,13 +126,11 @@ class KeyValue:
         subject_filter, state = self._filter(keys), self.stream.state()
         first, end = state.first_sequence, state.next_sequence
         if not updates_only:
-            if not include_history:
-                last = self.stream.last_per_subject(subject_filter, end=end, columns=["sequence"]).read_all()
-                sequences = last.column("sequence").to_pylist()
+            if include_history:
+                kept = self.stream.read(first, end, ["sequence"], subject_filter)
             else:
-                read = self.stream.read(first, end, ["sequence"], subject_filter).read_all()
-                sequences = read.column("sequence").to_pylist()
-            for entry in self._entries_of(sequences, subject_filter):
+                kept = self.stream.last_per_subject(subject_filter, end=end, columns=["sequence"])
+            for entry in self._entries_of(kept.read_all()["sequence"].to_pylist(), subject_filter):
                 if entry.operation == PUT or not ignore_deletes:
                     yield entry
         yield None
@@ -239,11 +239,11 @@ class KeyValue:
 
 def _have_value(headers: pa.Array) -> pa.Array:
     """Return which of the messages are values, and do not end their key."""
-    ends = pa.array([False] * len(headers)).to_numpy(zero_copy_only=False)
+    ends = np.zeros(len(headers), bool)
     for name in (KV_OPERATION, MARKER_REASON):
         rows, values = instructions.values_of(headers, name)
-        ends[rows] |= pc.fill_null(pc.not_equal(values, PUT.encode()), True).to_numpy(zero_copy_only=False)
-    return pa.array(~ends)
+        ends[rows] |= buffers.mask(pc.fill_null(pc.not_equal(values, PUT.encode()), True))
+    return buffers.of_bits(~ends)
 
 
 def _headers(operation: str = PUT, ttl: str | timedelta | None = None) -> list[tuple[str, bytes]]:
