@@ -5,6 +5,7 @@ of its own, so a sequence is the same message in both if its history is, or if b
 """
 
 import logging
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,5 +76,6 @@ def _of_one_history(ours: StreamState, theirs: StreamState) -> SequenceSet:
 
 
 def _runs(stream: StreamState) -> list[tuple[bytes, int, int]]:
-    ends = [*(first for _, first in stream.histories[1:]), stream.next_sequence]
-    return [(history, first, end) for (history, first), end in zip(stream.histories, ends, strict=True)]
+    """Return (history id, first sequence, end) of each leader's messages; nothing for a stream never written to."""
+    firsts = [*stream.histories, (b"", stream.next_sequence)]
+    return [(history, first, end) for (history, first), (_, end) in pairwise(firsts)]

@@ -22,6 +22,7 @@ def paths(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"volume-{number}" for number in range(3)]
     with Store.create(paths, deleted_block_retention="1s") as store:
         stream = store.add_stream({"name": "S", "subjects": ["s"], "block_max_msgs": 1})
+        store.add_stream({"name": "EMPTY", "subjects": ["empty"]})
         for number in range(5):
             stream.publish("s", b"%d" % number)
     for path in paths[:2]:
