@@ -8,7 +8,7 @@ each, as Kafka's source does it, and of several limits the smallest wins.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from datasource.spark_versions import (
     ReadAllAvailable,
@@ -18,6 +18,9 @@ from datasource.spark_versions import (
     ReadMaxRows,
     ReadMinRows,
 )
+
+T = TypeVar("T")
+TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 
 
 class Pending(Protocol):
@@ -144,6 +147,29 @@ class Patience:
             return False
         self._since_s = now_s
         return True
+
+
+class IdleWait:
+    """Holds up a query that asks in a tight loop and has nothing to do, so that waiting for messages costs little."""
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        """`clock`: seconds, never going back."""
+        self._clock, self._sleep = clock, sleep
+        self._returned_s: float | None = None  # when the last call found nothing new; None: it found something
+
+    def until_changed(self, start: T, look: Callable[[], T], wait_s: float, look_every_s: float) -> T:
+        """Return what `look` returns: at once, or, in a tight loop, once that is not `start` or `wait_s` is over."""
+        now_s = self._clock()
+        is_tight = self._returned_s is not None and now_s - self._returned_s < TIGHT_S
+        until_s = now_s + (wait_s if is_tight else 0.0)
+        while True:
+            end = look()
+            now_s = self._clock()
+            if end != start or now_s >= until_s:
+                break
+            self._sleep(min(look_every_s, until_s - now_s))
+        self._returned_s = now_s if end == start else None
+        return end
 
 
 def _smaller(first: int | None, other: int | None) -> int | None:

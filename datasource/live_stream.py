@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from datasource.edge import show_codes
-from datasource.limits import Patience, admit
+from datasource.limits import IdleWait, Patience, admit
 from datasource.live_reader import first_at_time, infos_of, parts_of, rows_of, servers_of
 from datasource.offsets import Extent, resolve_starts
 from datasource.partitions import SlicePartition
@@ -33,8 +33,7 @@ from storage_core.live.server import Retries, StreamInfo, message_time, stream_i
 
 log = logging.getLogger("jstream")
 T = TypeVar("T")
-TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
-LOOK_EVERY_S = 0.1  # while such a query waits for news
+LOOK_EVERY_S = 0.1  # while a query without a trigger interval waits for news
 REMEDY = "To continue without what is gone, start the query once with option failOnDataLoss=false, or begin anew"
 
 
@@ -80,7 +79,7 @@ class LiveSource:
         self._patience = Patience(settings.trigger_delay_max_s, time.monotonic())
         self._targets: dict[str, Position] | None = None  # AvailableNow: nothing beyond them is read in this run
         self._initial: Json | None = None
-        self._returned_s: float | None = None  # when the last call found nothing new
+        self._idle = IdleWait(time.monotonic, time.sleep)
         self._ends: Json = {}  # true ends, as the last call found them
         self._shown: Json | None = None  # by consumers
 
@@ -129,17 +128,12 @@ class LiveSource:
     def latest(self, start: Json, limit: ReadLimit) -> Json:
         """Return where the batch that begins at `start` ends; `start` itself if there is nothing for one."""
         self.acknowledge(start)
-        now_s = time.monotonic()
-        is_tight = self._returned_s is not None and now_s - self._returned_s < TIGHT_S
-        until_s = now_s + (self._settings.poll_interval_s if is_tight and self._targets is None else 0)
-        while True:
-            end = self._ask(lambda connection: self._look(connection, start, limit))
-            now_s = time.monotonic()
-            if end != start or now_s >= until_s:
-                break
-            time.sleep(min(LOOK_EVERY_S, until_s - now_s))
-        self._returned_s = now_s if end == start else None
-        return end
+
+        def look() -> Json:
+            return self._ask(lambda connection: self._look(connection, start, limit))
+
+        wait_s = self._settings.poll_interval_s if self._targets is None else 0.0
+        return self._idle.until_changed(start, look, wait_s, LOOK_EVERY_S)
 
     def first_end(self, limit: ReadLimit) -> Json:
         """Return where the first batch of a query without a checkpoint ends, and show it nowhere: it may not be one."""

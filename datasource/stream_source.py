@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from datasource import known_stores, stream_offsets
-from datasource.limits import Patience, admit
+from datasource.limits import IdleWait, Patience, admit
 from datasource.offsets import Extent, resolve_starts
 from datasource.partitions import SlicePartition
 from datasource.reader import pick_streams, plan_partitions
@@ -45,8 +45,7 @@ from storage_core.store.consumers.query_position import QueryPosition, Start, be
 from storage_core.store.reading.pending import Pending
 
 log = logging.getLogger("jstream")
-TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
-WAIT_S = 0.1  # how long such a query may wait for news in one call
+WAIT_S = 0.1  # how long a query without a trigger interval may wait for news in one call
 LOOK_EVERY_S = 0.025  # while it waits
 CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, ProcessError, StoreBusyError, VolumeFailedError)
 ATTEMPTS = 20  # to find streams as they were reconciled a moment ago; more than one only while they are made again
@@ -78,7 +77,7 @@ class StreamSource:
         self._starts: dict[str, Start] | None = None
         self._initial: Json | None = None
         self._quiet: tuple[StoreState, Json] | None = None  # nothing is new, and will not be by time alone
-        self._returned_s: float | None = None  # when the last call found nothing new; None: it found something
+        self._idle = IdleWait(clock, self._store.environment.sleep)
         self._seen: StoreState | None = None  # what the last call went by
         self._reported: tuple[StoreState, Json] | None = None
         self._unreadable: dict[str, int] = {}  # by stream: before which sequence the query waits
@@ -162,21 +161,14 @@ class StreamSource:
     def latest(self, start: Json, limit: ReadLimit) -> Json:
         """Return where the batch that begins at `start` ends; `start` itself if there is nothing for one.
 
-        Everything before `start` is finished, and is acknowledged. A query that asks in a tight loop and has nothing to
-        do is held up for a moment, so that waiting for messages costs little.
+        Everything before `start` is finished, and is acknowledged.
         """
-        now_s = self._clock()
-        is_tight = self._returned_s is not None and now_s - self._returned_s < TIGHT_S
+
+        def look() -> Json:
+            return start if self._is_quiet(start) else self._look(start, limit)
+
         wait_s, look_every_s = (self._settings.poll_interval_s,) * 2 if self._is_remote else (WAIT_S, LOOK_EVERY_S)
-        until_s = now_s + (wait_s if is_tight and self._targets is None else 0)
-        while True:
-            end = start if self._is_quiet(start) else self._look(start, limit)
-            now_s = self._clock()
-            if end != start or now_s >= until_s:
-                break
-            self._store.environment.sleep(look_every_s)
-        self._returned_s = now_s if end == start else None
-        return end
+        return self._idle.until_changed(start, look, wait_s if self._targets is None else 0.0, look_every_s)
 
     def _is_quiet(self, start: Json) -> bool:
         if self._quiet is None or self._quiet[1] != start:
