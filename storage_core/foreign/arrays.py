@@ -44,6 +44,21 @@ def runs_by_size(sizes: np.ndarray, size_max: int) -> list[tuple[int, int]]:
     return runs
 
 
+def chain(successors: np.ndarray) -> np.ndarray:
+    """Return the rows that follow from the first one, in order; a successor beyond the last row ends the chain.
+
+    Once the n-th successor of each row is known, n more rows follow from n at once.
+    """
+    count = len(successors)
+    if not count:
+        return successors
+    rows, jumps = np.zeros(1, np.int64), np.append(successors, count)
+    while rows[-1] < count:
+        rows = np.concatenate((rows, jumps[rows]))
+        jumps = jumps[jumps]
+    return np.asarray(rows[: np.searchsorted(rows, count)])
+
+
 def to_strings(raw: pa.BinaryArray) -> pa.StringArray:
     """Return the bytes as strings; what is no UTF-8 (servers let it pass) shows as `\\xNN`."""
     try:

@@ -6,8 +6,7 @@
 
 Every frame ends with a line feed, so a frame can begin only at the start of a chunk or behind a line feed. For every
 such line the finder computes where the next frame would begin if this line began a frame; the frames are then the chain
-of lines from the first one on. The chain is followed by doubling: once the n-th successor of each line is known, n more
-frames follow from n frames at once. A payload may hold whatever looks like frames: no line of it is in the chain.
+of lines from the first one on. A payload may hold whatever looks like frames: no line of it is in the chain.
 
 Source: docs.nats.io, "NATS Client Protocol".
 """
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage_core.errors import ProtocolError
-from storage_core.foreign.arrays import elements
+from storage_core.foreign.arrays import chain, elements
 
 PAYLOAD_SIZE_MAX = 64 * 1024 * 1024  # bytes; what a server can be configured to take at most
 LINE_SIZE_MAX = 1024 * 1024  # bytes of a control line; of INFO, which is the longest, servers send a few KiB
@@ -72,21 +71,21 @@ def find_frames(block: np.ndarray) -> Frames:
     nexts[candidates] += sizes + 2
     successors = np.arange(1, len(feeds) + 1)
     successors[candidates] = _lines_at(feeds, candidates, nexts[candidates], sizes)
-    chain = candidates if _follow(candidates, successors) else _chain(successors)
-    refused = chain[is_message[chain]]
+    lines = candidates if _follow(candidates, successors) else chain(successors)
+    refused = lines[is_message[lines]]
     place = np.searchsorted(candidates, refused)
     refused = refused[(sizes[place] < 0) | (sizes[place] > PAYLOAD_SIZE_MAX)]
     if len(refused):
         raise ProtocolError(f"no size at the end of {_line(block, starts[refused[0]], feeds[refused[0]])!r}")
     wanted = 0
-    if len(chain) and nexts[chain[-1]] > len(block):
-        wanted, chain = int(nexts[chain[-1]]), chain[:-1]
-    ends = nexts[chain]
-    _check_ends(block, starts[chain], feeds[chain], ends, is_message[chain])
+    if len(lines) and nexts[lines[-1]] > len(block):
+        wanted, lines = int(nexts[lines[-1]]), lines[:-1]
+    ends = nexts[lines]
+    _check_ends(block, starts[lines], feeds[lines], ends, is_message[lines])
     end = int(ends[-1]) if len(ends) else 0
     if not wanted and len(block) - end > LINE_SIZE_MAX:
         raise ProtocolError(f"a control line of more than {LINE_SIZE_MAX} bytes: {bytes(block[end : end + 80])!r}")
-    return Frames(starts[chain], feeds[chain] - 1, is_message[chain], has_headers[chain], ends - 2, end, wanted)
+    return Frames(starts[lines], feeds[lines] - 1, is_message[lines], has_headers[lines], ends - 2, end, wanted)
 
 
 def _verbs(block: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,18 +116,6 @@ def _follow(candidates: np.ndarray, successors: np.ndarray) -> bool:
     if not len(candidates) or candidates[0] or successors[candidates[-1]] < len(successors):
         return False
     return bool((successors[candidates[:-1]] == candidates[1:]).all())
-
-
-def _chain(successors: np.ndarray) -> np.ndarray:
-    """Return the lines that follow from the first one, in order; a successor beyond the last line ends the chain."""
-    count = len(successors)
-    if not count:
-        return successors
-    chain, jumps = np.zeros(1, np.int64), np.append(successors, count)
-    while chain[-1] < count:
-        chain = np.concatenate((chain, jumps[chain]))
-        jumps = jumps[jumps]
-    return np.asarray(chain[: np.searchsorted(chain, count)])
 
 
 def _check_ends(

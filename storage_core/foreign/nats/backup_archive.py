@@ -1,31 +1,32 @@
 """Archives of `nats stream backup`, unpacked into what a server has on disk.
 
     backup.json      configuration and state of the stream, as the server described it
-    stream.tar.s2    what the server sent: a tar of meta.inf, msgs/N.blk and obs/CONSUMER/..., in chunks of S2
+    stream.tar.s2    what the server sent, in chunks of S2: up to 2.14 a tar of meta.inf, msgs/N.blk and
+                     obs/CONSUMER/..., from 2.15 on messages (message_archive.py)
 
 Source: nats-server, server/filestore.go (`streamSnapshot`); natscli, `nats stream backup`.
 """
 
 import io
 import os
-import re
 import shutil
 import tarfile
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
-from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.errors import CorruptionError
+from storage_core.foreign.nats import message_archive
+from storage_core.foreign.nats.meta import decode_config
 from storage_core.foreign.nats.s2 import CHUNK_DATA_MAX, declared_size, decompress_stream
 
 DESCRIPTION, ARCHIVE = "backup.json", "stream.tar.s2"
 _STREAM = Path("jetstream") / "$G" / "streams" / "stream"  # the name of the stream is the one in its meta.inf
-_PART = re.compile(r"[A-Za-z0-9_$#~=+,@%-][A-Za-z0-9_.$#~=+,@%-]{0,254}")
 _DEPTH_MAX = 3
 _HEADER_SIZE, _COMPRESSED, _STORED, _SKIPPABLE = 4, 0x00, 0x01, 0x80
 _CRC_SIZE = 4
 _PIECE_SIZE = 1 << 20
-_MAGIC = b"NATSARC1"  # of backups that hold messages, not files
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
@@ -52,15 +53,14 @@ def _unpack(path: Path, folder: Path) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         with archive.open("rb") as file:
-            if _S2File(file, archive).read(len(_MAGIC)) == _MAGIC:
-                raise UnsupportedVersionError(
-                    f"{archive}: a server 2.15 or later wrote it, in a format that is not read here. Import "
-                    "the directory of the server instead, or mirror the stream (`jstream mirror`)"
-                )
-            file.seek(0)
-            with tarfile.open(fileobj=_S2File(file, archive), mode="r|") as tar:
-                for member in tar:
-                    _extract(tar, member, partial / _STREAM, archive)
+            content = _S2File(file, archive)
+            if content.read(len(message_archive.MAGIC)) == message_archive.MAGIC:
+                message_archive.unpack(content.read, _description(path), partial / _STREAM, str(archive))
+            else:
+                file.seek(0)
+                with tarfile.open(fileobj=_S2File(file, archive), mode="r|") as tar:
+                    for member in tar:
+                        _extract(tar, member, partial / _STREAM, archive)
     except tarfile.TarError as error:
         raise CorruptionError(f"{archive}: no tar in it: {error}", file=str(archive)) from error
     if not partial.is_dir():
@@ -69,10 +69,21 @@ def _unpack(path: Path, folder: Path) -> Path:
     return place
 
 
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        return decode_config((path / DESCRIPTION).read_bytes(), "type", str(path / DESCRIPTION))
+    except OSError as error:
+        raise CorruptionError(f"{path / DESCRIPTION} cannot be read: {error}", file=str(path / DESCRIPTION)) from error
+
+
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, archive: Path) -> None:
     """Write a file of the archive below the place; its name is that of a stream's file, or it is refused."""
     parts = member.name.split("/")
-    if len(parts) > _DEPTH_MAX or not all(map(_PART.fullmatch, parts)) or not (member.isfile() or member.isdir()):
+    if (
+        len(parts) > _DEPTH_MAX
+        or not all(map(message_archive.PART.fullmatch, parts))
+        or not (member.isfile() or member.isdir())
+    ):
         raise CorruptionError(f"{archive}: {member.name!r} is no file of a stream", file=str(archive))
     content = tar.extractfile(member)
     if content is None:

@@ -23,7 +23,7 @@ from storage_core.file_kinds import NATS_CONSUMER_STATE, NATS_KEY, NATS_META, NA
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.nats.block import read_file
-from storage_core.foreign.nats.cursor import Cursor
+from storage_core.foreign.nats.cursor import Cursor, encode_uvarint
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.encryption import Seed, open_key_file
 from storage_core.foreign.nats.index import SEQUENCE_END
@@ -132,6 +132,18 @@ def decode_state(data: bytes, name: str) -> ConsumerState:
     state = ConsumerState(delivered, floor, tuple(sorted(pending)), tuple(sorted(redelivered)))
     _check(state, name)
     return state
+
+
+def encode_state(state: ConsumerState) -> bytes:
+    """Return an o.dat of version 2."""
+    floor, base_s = state.ack_floor, max((sent_s for _, _, sent_s in state.pending), default=0)
+    values = [*floor, *state.delivered, len(state.pending), *([base_s << 1] if state.pending else [])]
+    for sequence, own, sent_s in state.pending:
+        values += [sequence - floor[1], own - floor[0], (base_s - sent_s) << 1]
+    values.append(len(state.redelivered))
+    for sequence, times in state.redelivered:
+        values += [sequence - floor[1], times]
+    return bytes((STATE_MAGIC, 2)) + b"".join(encode_uvarint(value & _MASK) for value in values)
 
 
 def _check_count(cursor: Cursor, count: int) -> None:

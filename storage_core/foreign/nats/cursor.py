@@ -63,3 +63,11 @@ class Cursor:
         """Return a signed integer (zigzag)."""
         value = self.uvarint()
         return value >> 1 ^ -(value & 1)
+
+
+def encode_uvarint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*encoded, value))

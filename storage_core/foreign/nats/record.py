@@ -30,7 +30,9 @@ from struct import Struct
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage_core import buffers
 from storage_core.foreign.arrays import elements, gather, runs_by_size
 from storage_core.foreign.digests import DIGEST_KEY, LONG_DIGEST_SIZE, long_digest, mixed
 from storage_core.foreign.nats.highwayhash import (
@@ -190,6 +192,39 @@ def _likely_records(view: np.ndarray, first: int, end: int) -> tuple[np.ndarray,
     ends = starts + sizes
     good = (sizes >= SIZE_MIN) & ((times.take(ends, mode="clip") == times[first]) | (ends == end))
     return starts[good], ends[good]
+
+
+def encode_records(
+    numbers: np.ndarray, times_ns: np.ndarray, subjects: pa.BinaryArray, header_sizes: np.ndarray,
+    bodies: pa.BinaryArray, key: Key,
+) -> pa.Buffer:  # fmt: skip
+    """Return records as they stand in a block. `bodies`: headers and payload; `header_sizes`: 0 for none."""
+    subject_sizes = buffers.numbers(pc.binary_length(subjects))
+    with_headers = header_sizes > 0
+    heads = np.zeros(len(numbers), HEAD)
+    heads["number"], heads["time"], heads["subject_size"] = numbers, times_ns, subject_sizes
+    sizes = SIZE_MIN + subject_sizes + buffers.numbers(pc.binary_length(bodies)) + np.where(with_headers, 4, 0)
+    heads["size"] = np.where(with_headers, sizes | HEADERS_BIT, sizes)
+    head_bytes = heads.view(np.uint8).reshape(-1, HEAD_SIZE)
+    hashed = _joined(_rows(head_bytes[:, 4:TIME_END]), subjects, bodies)
+    ends = np.frombuffer(hashed.buffers()[1], np.int32, len(hashed) + 1).astype(np.int64)
+    hashes = highwayhash64(np.frombuffer(hashed.buffers()[2], np.uint8), ends[:-1], np.diff(ends), key)
+    stored_sizes = _rows(header_sizes.astype("<u4").view(np.uint8).reshape(-1, 4), with_headers)
+    hash_bytes = hashes.astype("<u8").view(np.uint8).reshape(-1, HASH_SIZE)
+    return _joined(_rows(head_bytes), subjects, stored_sizes, bodies, _rows(hash_bytes)).buffers()[2]
+
+
+def _joined(*columns: pa.BinaryArray) -> pa.BinaryArray:
+    return pc.binary_join_element_wise(*columns, buffers.of_bytes([b""])[0])
+
+
+def _rows(values: np.ndarray, mask: np.ndarray | None = None) -> pa.BinaryArray:
+    """Return the rows of bytes as values; nothing where the mask is not set."""
+    kept = values if mask is None else values[mask]
+    ends = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(np.full(len(values), values.shape[1]) if mask is None else mask * values.shape[1], out=ends[1:])
+    data = pa.py_buffer(np.ascontiguousarray(kept))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), data])
 
 
 def read_heads(block: np.ndarray, starts: np.ndarray, end: int) -> tuple[Records, np.ndarray]:

@@ -3,12 +3,13 @@
 import base64
 import hashlib
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.live_server import BINARIES, LiveServer, create_stream, fill, frame, live_server, numbered
+from harness.live_server import BINARIES, INSTALLED, LiveServer, create_stream, fill, frame, live_server, numbered
 
 from storage_core import Store
 from storage_core.foreign.nats.backup_archive import ARCHIVE, DESCRIPTION
@@ -64,47 +65,86 @@ def imported_rows(volume: Path, stream: str) -> list[dict[str, Any]]:
         return rows
 
 
-@pytest.mark.parametrize("with_consumers", [True, False], ids=["consumers", "none"])
+def deliver(connection: Connection, stream: str, count: int) -> list[str]:
+    """Pull messages for the consumer `reader`, and return where their acknowledgements go."""
+    subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.reader"
+    connection.publish(subject, b'{"batch":%d}' % count, f"{connection.inbox}.pulled")
+    replies: list[str] = []
+    while len(replies) < count:
+        received = connection.receive(10.0)
+        assert received is not None
+        block, frames = received
+        lines = (block[frames.starts[at] : frames.line_ends[at]].tobytes().decode() for at in range(len(frames)))
+        replies += [line.split(" ")[3] for line in lines]
+    return replies
+
+
+@pytest.mark.parametrize(
+    ("binary", "with_consumers"),
+    [(BINARIES[-2], True), (INSTALLED, True), (INSTALLED, False)],
+    ids=["files", "messages", "messages alone"],
+)
 def test_backup_is_imported_with_holes_and_consumers(
-    jstream: Any, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_consumers: bool
+    jstream: Any, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_consumers: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with server.connect() as connection:
-        create_stream(connection, "A")
-        fill(connection, "A", (frame("A.x", b"%d " % number * 60) for number in range(5_000)))
-        for sequence in (1, 2, 77):
-            connection.request("STREAM.MSG.DELETE", "A", body={"seq": sequence})
-        durable = {"durable_name": "reader", "ack_policy": "explicit"}
-        connection.request("CONSUMER.DURABLE.CREATE", "A", "reader", body={"stream_name": "A", "config": durable})
-        back_up(connection, "A", tmp_path / "backup", with_consumers)
-    report = json.loads(jstream.done("import", "nats", tmp_path / "backup", "--json"))
+    headers = [("Trace", b"a"), ("Trace", b"\xff")]
+    with live_server(tmp_path / "server", binary, jetstream='cipher: aes, key: "k"') as server:
+        with server.connect() as connection:
+            create_stream(connection, "A", compression="s2", first_seq=100)
+            payloads = (random.Random(3).randbytes(number % 900) for number in range(12_000))
+            fill(connection, "A", (frame(f"A.{len(data) % 5}", data, headers * (len(data) % 2)) for data in payloads))
+            for sequence in (100, 101, 177, 5_000, 12_099):
+                connection.request("STREAM.MSG.DELETE", "A", body={"seq": sequence})
+            durable = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": 3600 * 10**9}
+            connection.request("CONSUMER.DURABLE.CREATE", "A", "reader", body={"stream_name": "A", "config": durable})
+            replies = deliver(connection, "A", 6)
+            for reply in (replies[0], replies[2]):
+                connection.publish(reply, b"+ACK")
+            back_up(connection, "A", tmp_path / "backup", with_consumers)
+        report = json.loads(jstream.done("import", "nats", tmp_path / "backup", "--json"))
+        assert imported_rows(jstream.volume, "A") == source_rows(server, "A")
     (stream,) = report["streams"]
-    assert (stream["name"], stream["messages"], stream["lost"], stream["first_seq"]) == ("A", 4_997, 0, 3)
+    assert (stream["name"], stream["messages"], stream["lost"]) == ("A", 11_995, 0)
+    assert (stream["first_seq"], stream["last_seq"]) == (102, 12_099)
     assert stream["consumers"] == (["reader"] if with_consumers else [])
-    assert imported_rows(jstream.volume, "A") == source_rows(server, "A")
+    if with_consumers:
+        reader = json.loads(jstream.done("consumer", "info", "A", "reader", "--json"))
+        assert reader["ack_floor"]["stream_seq"] == 102
     assert not list((tmp_path / "cache" / "jstream" / "backups").iterdir())
     assert jstream("import", "nats", tmp_path / "backup").err.startswith("stream A was imported before")
 
 
-def test_backup_of_a_server_that_writes_another_format_is_refused(
-    jstream: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("binary", "storage"),
+    [(BINARIES[-2], "file"), (INSTALLED, "file"), (INSTALLED, "memory")],
+    ids=["files", "messages", "messages in memory"],
+)
+def test_backup_of_a_stream_that_was_purged_keeps_its_next_sequence(
+    jstream: Any, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with live_server(tmp_path / "server") as server, server.connect() as connection:
-        create_stream(connection, "A")
+    with live_server(tmp_path / "server", binary) as server, server.connect() as connection:
+        create_stream(connection, "A", storage=storage)
         fill(connection, "A", numbered("A", 2_000))
+        connection.request("STREAM.PURGE", "A")
         back_up(connection, "A", tmp_path / "backup")
-    outcome = jstream("import", "nats", tmp_path / "backup")
-    assert outcome.code == 1
-    assert "`jstream mirror`" in outcome.err
+    (stream,) = json.loads(jstream.done("import", "nats", tmp_path / "backup", "--json"))["streams"]
+    assert (stream["messages"], stream["lost"], stream["last_seq"]) == (0, 0, 2_000)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "short", "not S2", "other files"])
+@pytest.mark.parametrize(
+    ("binary", "damage"),
+    [
+        *((BINARIES[-2], damage) for damage in ("flipped", "short", "not S2", "other files")),
+        *((INSTALLED, damage) for damage in ("flipped", "short", "no description")),
+    ],
+)
 def test_backup_that_is_damaged_is_refused_with_its_file(
-    jstream: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+    jstream: Any, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with live_server(tmp_path / "server", BINARIES[-2]) as server, server.connect() as connection:
+    with live_server(tmp_path / "server", binary) as server, server.connect() as connection:
         create_stream(connection, "A")
         fill(connection, "A", numbered("A", 2_000))
         back_up(connection, "A", tmp_path / "backup")
@@ -116,9 +156,13 @@ def test_backup_that_is_damaged_is_refused_with_its_file(
         del content[len(content) // 2 :]
     elif damage == "not S2":
         content[:] = b"nothing of that kind" * 9
+    elif damage == "no description":
+        (tmp_path / "backup" / DESCRIPTION).write_text("{}")
+        archive = tmp_path / "backup" / DESCRIPTION
     else:
         content[:] = tar_in_s2({"../../escaped": b"x"})
-    archive.write_bytes(content)
+    if archive.name == ARCHIVE:
+        archive.write_bytes(content)
     outcome = jstream("import", "nats", tmp_path / "backup")
     assert outcome.code == 1
     assert str(archive) in outcome.err
