@@ -178,7 +178,7 @@ OPTIONS: tuple[Option, ...] = (
         TIME,
         "",
         "The first message of that time or later: ISO 8601 (UTC by default) or milliseconds since 1970. Beyond "
-        "the end: latest, with a log line. Goes before other starts.",
+        "the end: latest, with a log line. Takes precedence over all other start options.",
     ),
     Option(
         "endingTimestamp",
@@ -194,7 +194,7 @@ OPTIONS: tuple[Option, ...] = (
         "starting_times_ns",
         TIMES,
         "",
-        'By stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
+        'By stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Takes precedence over `startingOffsets`.',
     ),
     Option(
         "endingOffsetsByTimestamp",
@@ -228,8 +228,8 @@ OPTIONS: tuple[Option, ...] = (
         COUNT,
         "no limit",
         "Messages per batch, at most, before the filter `subject`. The smallest of this and the next limits wins; "
-        "streams share it in proportion to their news, one message at least. `Trigger.AvailableNow` obeys, "
-        "`Trigger.Once` does not.",
+        "it is divided among streams in proportion to their backlog, with at least one message each. "
+        "`Trigger.AvailableNow` obeys it, `Trigger.Once` does not.",
     ),
     Option("maxMessagesPerTrigger", (STREAM_READ,), "", COUNT, "", "", alias="maxOffsetsPerTrigger"),
     Option(

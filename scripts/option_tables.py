@@ -12,8 +12,8 @@ from datasource.options import OPTIONS, Option, Use
 
 HEAD = """# Options
 
-What `.option(name, value)` takes with `format("jstream")`. The case of names does not matter. An option that is
-unknown, or means nothing where it is given, is refused by name. Durations have a unit: `500ms`, `90s`, `2m`, `1h30m`,
+The options that `.option(name, value)` takes with `format("jstream")`. Names are not case-sensitive. Unknown options,
+and options that do not apply, are rejected by name. Durations have a unit: `500ms`, `90s`, `2m`, `1h30m`,
 `7d`. Sizes may have one, in powers of 1,024: `1048576`, `512k`, `64MB`.
 """
 

@@ -84,7 +84,7 @@ PROBLEM_KINDS: Mapping[str, str] = {
     "messages_elsewhere": "messages that only another copy of the store has, or had",
     "not_writable": "too few volumes can vote",
     "unreadable": "the store cannot be read",
-    "consumer_stopped": "a consumer that waits for a decision",
+    "consumer_stopped": "a consumer that is stopped until you decide",
     "volume": "a volume that is not current, by its metadata",
     "copies_damaged": "a volume on which blocks are damaged or missing, of which others have good copies",
     "copies_behind": "a volume that has blocks to fetch",

@@ -10,7 +10,7 @@ def repair_verdict(report: Mapping[str, Any]) -> str:
     """Return in one sentence what a repair read, and what was wrong with it."""
     bad = damage_counts(report["damage"])
     if not bad:
-        return f"{checked(report)}: {'all is well' if report['ok'] else 'something waits for a decision'}"
+        return f"{checked(report)}: {'all is well' if report['ok'] else 'something needs your decision'}"
     left = sum(not place["repaired"] for place in report["damage"])
     return f"{checked(report)}; bad or missing: {bad}; {f'{left} left' if left else 'all repaired'}"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spark_stream.block_survey import BlockSurvey
     from storage_core.files import File
 
-app = typer.Typer(cls=VerbGroup, help="Look into block files.")
+app = typer.Typer(cls=VerbGroup, help="Inspect block files.")
 
 
 @app.callback()

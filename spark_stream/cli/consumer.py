@@ -227,7 +227,7 @@ def _report_row(info: dict[str, Any]) -> list[Any]:
 
 
 def _say_position(info: dict[str, Any]) -> None:
-    """Say why a consumer waits for a decision, or where it goes on by itself."""
+    """Say why a consumer is stopped, or where it continues without help."""
     name, moves_to = f"consumer {info['name']} of stream {info['stream_name']}", info["moves_to"]
     if info["problem"]:
         say(f"{name} is stopped: {info['problem']}")

@@ -21,7 +21,7 @@ _HINTS = """
 def demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there yet.")],
 ) -> None:
-    """Make a folder to play in: broken nodes of a NATS cluster, a store with what was rescued, and a pipeline."""
+    """Create a sample folder: broken nodes of a NATS cluster, a store with the rescued messages, and a pipeline."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CommandFailed(f"{directory} is not empty: nothing was done")
 

@@ -64,7 +64,7 @@ def scrub(
     else:
         print_verdict(report, labels, remedy)
         if not report["done"]:
-            say("there is more to read: the next scrub goes on from here")
+            say("there is more to read: the next scrub continues from here")
     if not report["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
@@ -162,7 +162,7 @@ def maintain(
     take_over: TakeOverOption = False,
     store: StoreOption = "",
 ) -> None:
-    """Do all maintenance that is due: repair reported damage, fetch missing blocks, unlink old ones, take snapshots."""
+    """Do the maintenance that is due: repair reported damage, fetch missing blocks, unlink old ones, take snapshots."""
     if every is not None and not watch:
         raise WrongUsage("--every is for --watch")
     every_ns = parse_duration_option(every or "60s", "--every")

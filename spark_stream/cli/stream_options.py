@@ -37,7 +37,7 @@ STREAM_KEYS = {
     ),
     "discard": text("--discard", "old|new", "Full: remove the oldest, or refuse new messages."),
     "discard_new_per_subject": switch(
-        "discard-per-subject", "With --discard new: refuse messages of a subject that has its number."
+        "discard-per-subject", "With --discard new: refuse messages once a subject has reached its limit."
     ),
     "duplicate_window": duration("--dupe-window", "How long message ids are kept: 2m, 1h30m."),
     "deny_delete": switch("deny-delete", "Refuse to remove single messages."),

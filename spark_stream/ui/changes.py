@@ -149,7 +149,7 @@ def _losses(site: Site, streams: tuple[str, ...], loss: str) -> Iterator[tuple[s
             ranges = ranges_text(SequenceSet.decode(messages.sequences))
             yield "is given up for good", f"sequences {ranges} of stream {messages.stream} of another copy of the store"
     if not has_unread:
-        yield "what nothing has any more", "is declared lost, and stands in the event log; by what is known, nothing is"
+        yield "messages that no volume has", "are declared lost and logged; as far as is known, there are none"
 
 
 def _scrub(site: Site, query: Query) -> Plan:

@@ -19,7 +19,7 @@ MEANINGS = {
     "max_consumers": "consumers at most",
     "retention": "what messages stay for",
     "discard": "when full: remove the oldest, or refuse new messages",
-    "discard_new_per_subject": "refuse messages of a subject that has its number",
+    "discard_new_per_subject": "refuse messages once a subject has reached its limit",
     "duplicate_window": "how long message ids are kept",
     "compression": "codec of new blocks",
     "deny_delete": "single messages cannot be removed",
