@@ -124,7 +124,7 @@ def test_scrub_reads_everything_in_portions_and_then_begins_anew(trio, replicate
     assert sum(one["checked_blocks"] for one in portions) == 12
     assert all(volume["last_scrub"] for volume in json.loads(trio.done("cluster", "info", "--json"))["volumes"])
     outcome = trio("scrub", "--limit", "1")
-    assert outcome.err.endswith("there is more to read: the next scrub goes on from here\n")
+    assert outcome.err.endswith("there is more to read: the next scrub continues from here\n")
     assert trio("scrub", "--rate", "1GB").code == 0
 
 

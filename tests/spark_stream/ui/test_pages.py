@@ -271,7 +271,8 @@ def test_viewers_are_told_when_something_changed(store: Store, volumes: list[Pat
 
     assert heard() == number
     store.stream("ORDERS").publish("orders.eu", b"one more")
-    assert heard() > number
+    while heard() == number:  # a scan that ends while its number is sent announces the number again
+        pass
     connection.close()
 
 
