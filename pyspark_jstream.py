@@ -22,13 +22,22 @@ if TYPE_CHECKING:
     from spark_stream import rescue
     from spark_stream.pipelines.api import run_pipeline
     from spark_stream.session import session
-    from storage_core import Store, errors
+    from storage_core import Store, StreamConfig, errors
+    from storage_core.metadata.consumer_config import ConsumerConfig
+    from storage_core.store.consumers.consumer import Consumer
+    from storage_core.store.contents import Message
+    from storage_core.store.stream import Stream
 
     DefaultSource: type[DataSource]
 
 __all__ = [
+    "Consumer",
+    "ConsumerConfig",
     "DefaultSource",
+    "Message",
     "Store",
+    "Stream",
+    "StreamConfig",
     "acknowledge",
     "errors",
     "register",
@@ -41,7 +50,12 @@ __all__ = [
 
 # Where each name comes from: a module, and the name in it; none is loaded before it is used.
 _OFFERED = {
+    "Consumer": ("storage_core.store.consumers.consumer", "Consumer"),
+    "ConsumerConfig": ("storage_core.metadata.consumer_config", "ConsumerConfig"),
+    "Message": ("storage_core.store.contents", "Message"),
     "Store": ("storage_core", "Store"),
+    "Stream": ("storage_core.store.stream", "Stream"),
+    "StreamConfig": ("storage_core", "StreamConfig"),
     "acknowledge": ("datasource.acknowledging", "acknowledge"),
     "errors": ("storage_core.errors", None),
     "register": ("datasource.registration", "register"),

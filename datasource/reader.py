@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -272,6 +273,11 @@ def _select(known: Iterable[str], wanted: Sequence[str], must_match: Callable[[s
     return sorted(chosen)
 
 
+def first_at_time(store: Store, name: str, time_ns: int) -> int | None:
+    """Return the first sequence of the stream whose time is not before `time_ns`; None if there is none."""
+    return store.stream(name).first_at_time(time_ns)
+
+
 def stream_ranges(store: Store, names: Iterable[str], settings: ReadSettings) -> dict[str, tuple[int, int]]:
     """Return the sequences that the starting and ending options ask of each stream."""
     extents = {}
@@ -283,7 +289,8 @@ def stream_ranges(store: Store, names: Iterable[str], settings: ReadSettings) ->
     left = {name: extent for name, extent in extents.items() if left_to_consumer(starting, name)}
     if settings.consumer is not None:
         consumer_at = _places_of_consumer(store, left, settings)
-    ranges = resolve_ranges(extents, starting, ending, store.first_at_time, settings.fail_on_data_loss, consumer_at)
+    find = partial(first_at_time, store)
+    ranges = resolve_ranges(extents, starting, ending, find, settings.fail_on_data_loss, consumer_at)
     if settings.consumer is not None:
         chosen = {
             name: Start(first, choice_of(starting, name, EARLIEST))

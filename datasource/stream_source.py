@@ -14,12 +14,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from datasource import known_stores, stream_offsets
 from datasource.limits import IdleWait, Patience, admit
 from datasource.offsets import Extent, resolve_starts
 from datasource.partitions import SlicePartition
-from datasource.reader import pick_streams, plan_partitions
+from datasource.reader import first_at_time, pick_streams, plan_partitions
 from datasource.settings import StreamReadSettings
 from datasource.spark_versions import ReadLimit
 from datasource.store_opening import open_store_of
@@ -115,7 +116,7 @@ class StreamSource:
             self._starts = resolve_starts(
                 extents,
                 settings.bounds(),
-                self._store.first_at_time,
+                partial(first_at_time, self._store),
                 settings.fail_on_data_loss,
                 settings.consumer is not None,
             )

@@ -17,8 +17,6 @@ from spark_stream.cli.app import app
 from spark_stream.metrics import MAINTENANCE_METRICS, METRICS
 from storage_core.metadata.events import KINDS
 from storage_core.notebook import stylesheet
-from storage_core.store.consumers.consumer import Consumer
-from storage_core.store.stream import Stream
 
 SIGNATURE_WIDTH = 72  # what a page shows in one line
 PLAIN_TEXT = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "*": r"\*", "_": r"\_"})
@@ -71,8 +69,6 @@ def python_page() -> Iterator[str]:
     yield "Everything that `from pyspark_jstream import ...` offers. [Python](../guide/python.md) has examples.\n"
     for name in sorted(set(pyspark_jstream.__all__) - {"DefaultSource", "errors", "rescue"}):
         yield from _described(name, getattr(pyspark_jstream, name))
-    for kind in (Stream, Consumer):
-        yield from _described(kind.__name__, kind)
     yield "## rescue\n"
     for name, function in _public(pyspark_jstream.rescue, inspect.isfunction):
         yield from _described(f"rescue.{name}", function, level=3)

@@ -77,11 +77,11 @@ def seconds_until(text: str) -> float:
     return (end_ns - now_ns) / 1e9
 
 
-def purge_scope(subject: str | None, up_to: int | None, keep: int | None) -> str:
+def purge_scope(subject: str | None, end: int | None, keep: int | None) -> str:
     """Return what a purge removes, in words."""
     messages = f"messages of subject {subject}" if subject else "messages"
-    if up_to is not None:
-        return f"the {messages} below sequence {up_to}"
+    if end is not None:
+        return f"the {messages} below sequence {end}"
     return f"all but the last {keep} {messages}" if keep is not None else f"all {messages}"
 
 

@@ -16,6 +16,11 @@ from typing import Any, ClassVar
 from storage_core.suggestions import instead, nearest
 
 
+def holding(first: int, end: int) -> str:
+    """Return what a stream with messages of sequences [first, end) holds, in words."""
+    return f"holds {first} to {end - 1}" if first < end else f"holds no messages, the next one gets sequence {end}"
+
+
 class StorageError(Exception):
     """Anything that the store refuses or cannot do: all errors below."""
 
@@ -186,9 +191,9 @@ class MessageNotFoundError(NotFoundError):
         self.stream, self.sequence, self.was_removed, self.first, self.end = stream, sequence, was_removed, first, end
 
     def sentence(self) -> str:
-        assert self.end is not None
+        assert self.first is not None and self.end is not None
         why = "was removed" if self.was_removed else "was never stored"
-        return f"stream {self.stream!r}: message {self.sequence} {why}; the stream holds {self.first} to {self.end - 1}"
+        return f"stream {self.stream!r}: message {self.sequence} {why}; the stream {holding(self.first, self.end)}"
 
 
 class AlreadyExistsError(StorageError):
@@ -329,6 +334,20 @@ class StoreBusyError(StorageError):
     store: str | None = None
     stream: str | None = None
     consumer: str | None = None
+
+
+class StoreClosedError(StorageError):
+    """The Store object was closed, by `close` or at the end of its `with` block: open the store again."""
+
+    code = "JSTREAM_STORE_CLOSED"
+    store: str | None = None
+
+    def __init__(self, store: str) -> None:
+        super().__init__(store)
+        self.store = store
+
+    def sentence(self) -> str:
+        return f"{self.store}: this Store was closed; open it again with Store.open"
 
 
 class OtherHostError(StoreBusyError):

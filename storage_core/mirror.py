@@ -184,7 +184,7 @@ class Mirror:
             )
         unlimited = {"max_msgs": -1, "max_bytes": -1, "max_msgs_per_subject": -1}
         labels = {**stream.config.metadata, **self._labels(info)}
-        self._store.edit_stream({"name": self.name, "metadata": labels, **unlimited})
+        stream.edit({"metadata": labels, **unlimited})
         self._tell("mirror_begun", f"of stream {info.name!r} of {self._servers}, made at {info.created}, from files")
 
     # --- what comes over
@@ -207,7 +207,7 @@ class Mirror:
             if ">" in stream.config.subjects:
                 raise
             # The stream has had other subjects once: a mirror takes what the source has.
-            self._store.edit_stream({"name": self.name, "subjects": [">"]})
+            stream.edit(subjects=[">"])
             stream.restore(batches, writer)
         except RequirementError as error:
             if stream.last_sequence < first:

@@ -9,6 +9,7 @@
 Every function takes the name of what it reads, which its ValueError begins with.
 """
 
+import operator
 import re
 import time
 from datetime import datetime, timedelta, timezone
@@ -34,11 +35,21 @@ DURATION_NS_MAX = 2**62
 SIZE_MAX = 2**63 - 1
 
 
+def whole_number(value: object) -> int | None:
+    """Return an integer of Python, numpy or Arrow as an int; None for everything else, a bool among it."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def parse_duration_ns(value: object, name: str) -> int:
     """Return nanoseconds; `0` needs no unit. Raises ValueError naming `name`, what came and what is valid."""
-    nanoseconds: int | None = None
-    if isinstance(value, int) and not isinstance(value, bool):
-        nanoseconds = value
+    nanoseconds = whole_number(value)
+    if nanoseconds is not None:
+        pass
     elif isinstance(value, timedelta):
         nanoseconds = value // timedelta(microseconds=1) * 1_000
     elif isinstance(value, str):

@@ -12,8 +12,18 @@ import numpy as np
 
 from storage_core.deflated import deflate, inflate
 from storage_core.errors import CorruptionError
+from storage_core.quantities import whole_number
 
 SEQUENCE_MAX = 2**63 - 2  # the end of the last run, one above it, has to be an int64
+
+
+def check_sequence(name: str, value: object) -> int:
+    """Return a sequence as an int; raises ValueError for anything else. Negative ones do not count from the end."""
+    sequence = whole_number(value)
+    if sequence is None or not 1 <= sequence <= SEQUENCE_MAX:
+        came = value if sequence is None else sequence
+        raise ValueError(f"{name}: {came!r} is not a sequence; sequences are whole numbers from 1 to {SEQUENCE_MAX}")
+    return sequence
 
 
 class SequenceSet:

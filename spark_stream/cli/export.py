@@ -181,8 +181,9 @@ def _plan(
     now_ns, bounds = time.time_ns(), list(sequences)
     for at, (text, option) in enumerate(zip(times, ("--since", "--until"), strict=True)):
         if text is not None:
-            sequence = store.first_at_time(name, parse_since_ns(text, option, now_ns))
-            bounds[at] = store.stream(name).last_sequence + 1 if sequence is None else sequence
+            stream = store.stream(name)
+            sequence = stream.first_at_time(parse_since_ns(text, option, now_ns))
+            bounds[at] = stream.last_sequence + 1 if sequence is None else sequence
     first, end = bounds
     if first is not None and end is not None and first > end:
         raise WrongUsage(f"from {sequences[0] or times[0]} to {sequences[1] or times[1]} ends before it begins")

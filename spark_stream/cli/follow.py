@@ -164,7 +164,7 @@ def subscribe(
             if everything or start_sequence is not None:
                 first = start_sequence or 1
             elif since_ns is not None:
-                first = opened.first_at_time(followed.name, since_ns) or followed.last_sequence + 1
+                first = followed.first_at_time(since_ns) or followed.last_sequence + 1
             else:
                 first = first_of_last(followed, last or 0, subject)
             positions.append(Position(followed.name, followed.incarnation, first))

@@ -88,7 +88,7 @@ def view(
     with open_store(store, read_only=True) as opened:
         stream = opened.stream(name)
         if since is not None:
-            sequence = opened.first_at_time(name, parse_since_ns(since, "--since", time.time_ns()))
+            sequence = stream.first_at_time(parse_since_ns(since, "--since", time.time_ns()))
             first = stream.last_sequence + 1 if sequence is None else sequence
         if following:
             from spark_stream.cli import follow
@@ -203,7 +203,7 @@ def gaps(
 def purge(
     name: StreamArgument,
     subject: SubjectFilterOption = None,
-    up_to: Annotated[
+    end: Annotated[
         int | None, typer.Option("--seq", metavar="N", min=1, help="Only messages below this sequence.")
     ] = None,
     keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the last N messages.")] = None,
@@ -228,7 +228,7 @@ def purge(
 
     Says what would go before it asks.
     """
-    if up_to is not None and keep is not None:
+    if end is not None and keep is not None:
         raise WrongUsage("--seq and --keep cannot go together")
     before_ns = _before_ns(older_than, before)
     if not dry_run:
@@ -236,7 +236,7 @@ def purge(
     with open_store(store, take_over=take_over and not dry_run, read_only=dry_run) as opened:
         stream = opened.stream(name)
         if dry_run or not force:
-            plan = stream.purge_plan(subject, keep, up_to, before_ns)
+            plan = stream.purge_plan(subject, keep, end, before_ns)
             if dry_run and json:
                 print_json(purge_json(name, plan))
                 return
@@ -245,8 +245,8 @@ def purge(
             if dry_run:
                 return
         older = f" of before {show_time(before_ns)}" if before_ns is not None else ""
-        ask_consent(f"Purge {purge_scope(subject, up_to, keep)}{older} of stream {name}?", force)
-        count = stream.purge(subject=subject, keep=keep, up_to=up_to, before_ns=before_ns)
+        ask_consent(f"Purge {purge_scope(subject, end, keep)}{older} of stream {name}?", force)
+        count = stream.purge(subject=subject, keep=keep, end=end, before_ns=before_ns)
         info = stream.info() if json else None
     # Who was asked has read it in the plan.
     room = "; `jstream cluster info` says when their room comes back" if force and count else ""

@@ -34,6 +34,7 @@ from spark_stream.look.terminal import counted, print_facts, print_json, print_l
 
 if TYPE_CHECKING:
     from storage_core import Store
+    from storage_core.store.stream import Stream
 
 app = typer.Typer(cls=VerbGroup, help="Create, configure, read and purge streams.")
 
@@ -82,15 +83,16 @@ def edit(
     if not wanted:
         raise WrongUsage("nothing to change: pass an option that names a new value")
     with open_store(store, take_over=take_over and not dry_run, read_only=dry_run) as opened:
-        before = opened.stream(name).config.to_json()
+        stream = opened.stream(name)
+        before = stream.config.to_json()
         changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
-        removed = _over_limits(opened, {**changes, "name": name}) if changes else None
+        removed = _over_limits(stream, changes) if changes else None
         if removed and not dry_run:
             require_consent_possible(f"stream edit, which removes {removed},", force)
             ask_consent(f"Remove {removed} from stream {name}?", force)
         if changes and not dry_run:
-            opened.edit_stream({**changes, "name": name})
-        info, labels = opened.stream(name).info(), volume_labels(opened)
+            stream.edit(changes)
+        info, labels = stream.info(), volume_labels(opened)
     for key, value in changes.items():
         say(f"{key}: {show_value(key, before.get(key))} -> {show_value(key, value)}")
     if removed:
@@ -184,9 +186,10 @@ def remove(
     """Delete a stream with all its messages."""
     require_consent_possible("stream rm", force)
     with open_store(store, take_over=take_over) as opened:
-        messages = counted(opened.stream(name).state().message_count, "message")
+        stream = opened.stream(name)
+        messages = counted(stream.state().message_count, "message")
         ask_consent(f"Delete stream {name} with {messages}?", force)
-        opened.delete_stream(name)
+        stream.delete()
     say(f"stream {name} was deleted with {messages}")
 
 
@@ -206,7 +209,7 @@ def seal(
             return
         require_consent_possible("stream seal", force, "cannot be taken back")
         ask_consent(f"Seal stream {name} with {messages} for ever?", force)
-        opened.edit_stream({"name": name, "sealed": True})
+        stream.edit(sealed=True)
     say(f"stream {name} is sealed with {messages}")
 
 
@@ -239,9 +242,9 @@ def copy(
     say(f"copied {name} to {target} as {copied['name']}: {count}, up to sequence {copied['last_seq']}")
 
 
-def _over_limits(store: "Store", config: dict[str, Any]) -> str:
-    """Return what a configuration would remove, for people; empty if nothing."""
-    excess = store.excess(config)
+def _over_limits(stream: "Stream", changes: dict[str, Any]) -> str:
+    """Return what changes of the configuration would remove, for people; empty if nothing."""
+    excess = stream.excess(changes)
     if excess is None:
         return ""
     done = f"{counted(excess.done_count, 'message')} ({show_size(excess.done_size)}) that no consumer needs"

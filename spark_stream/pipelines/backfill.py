@@ -85,12 +85,13 @@ def resolve(
 def _range(
     store: Store, name: str, first: int | None, end: int | None, since_ns: int | None, until_ns: int | None
 ) -> tuple[int, int]:
-    state = store.stream(name).state()
+    stream = store.stream(name)
+    state = stream.state()
     if since_ns is not None:
-        first = store.first_at_time(name, since_ns)
+        first = stream.first_at_time(since_ns)
         first = state.next_sequence if first is None else first
     if until_ns is not None:
-        end = store.first_at_time(name, until_ns)
+        end = stream.first_at_time(until_ns)
     first = state.first_sequence if first is None else max(first, state.first_sequence)
     end = state.next_sequence if end is None else min(end, state.next_sequence)
     return first, end

@@ -263,12 +263,12 @@ def _purge(site: Site, query: Query) -> Plan:
     subject, keep = query.text("subject") or None, query.number("keep")
     state = stream.state()
     before_ns = query.time_ns("before", store.environment.now_ns())
-    up_to = query.number("seq")
-    if up_to is None and keep is None:
-        up_to = state.next_sequence  # what comes from now on was not in the plan
-    planned = stream.purge_plan(subject, keep, up_to, before_ns)
+    end = query.number("seq")
+    if end is None and keep is None:
+        end = state.next_sequence  # what comes from now on was not in the plan
+    planned = stream.purge_plan(subject, keep, end, before_ns)
     facts = [
-        ("what goes", purge_scope(subject, up_to, keep) + (f" of before {rfc3339(before_ns)}" if before_ns else "")),
+        ("what goes", purge_scope(subject, end, keep) + (f" of before {rfc3339(before_ns)}" if before_ns else "")),
         ("messages that go", f"{planned.message_count:,}"),
         ("messages that stay", f"{planned.left_count:,}"),
         *((f"not acknowledged by {consumer}", f"{count:,}") for consumer, count in planned.unread.items()),
@@ -279,11 +279,11 @@ def _purge(site: Site, query: Query) -> Plan:
     def work(store: Store, progress: Progress) -> str:
         opened = store.stream(name)
         _check_same(incarnation, opened.state().incarnation, name)
-        return f"Removed {counted(opened.purge(subject, keep, up_to, before_ns), 'message')}"
+        return f"Removed {counted(opened.purge(subject, keep, end, before_ns), 'message')}"
 
     options = {
         "--subject": subject,
-        "--seq": up_to,
+        "--seq": end,
         "--keep": keep,
         "--before": rfc3339(before_ns) if before_ns is not None else None,
     }

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage_core.errors import UnsupportedVersionError
+from storage_core.errors import UnsupportedVersionError, holding
 from storage_core.live.server import StreamInfo
 
 VERSION = 1
@@ -65,9 +65,7 @@ class Finding:
 def compare(position: Position, info: StreamInfo, time_of: TimeOf) -> Finding | None:
     """Return what has happened to the stream, None if it only has grown."""
     name, before = f"stream {info.name!r}", position.sequence - 1
-    holds = f"it holds {info.first_sequence} to {info.next_sequence - 1}"
-    if info.first_sequence == info.next_sequence:
-        holds = f"it holds no messages, the next one gets sequence {info.next_sequence}"
+    holds = f"it {holding(info.first_sequence, info.next_sequence)}"
     if position.created != info.created:
         reason = (
             f"{name} was deleted and made again at {info.created}; it was read up to sequence {before} of that of "

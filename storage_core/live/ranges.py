@@ -25,6 +25,7 @@ from storage_core.errors import (
     ServerAwayError,
     ServerError,
     StaleIncarnationError,
+    holding,
 )
 from storage_core.foreign.arrays import to_strings
 from storage_core.foreign.nats.headers import parse_headers
@@ -147,9 +148,7 @@ class _Gaps:
 
 def loss(stream: str, first: int, end: int, info: StreamInfo) -> DataLossError:
     """Return the error for sequences that went before they were read."""
-    holds = f"it holds {info.first_sequence} to {info.next_sequence - 1}"
-    if info.first_sequence == info.next_sequence:
-        holds = f"it holds no messages, the next one gets sequence {info.next_sequence}"
+    holds = f"it {holding(info.first_sequence, info.next_sequence)}"
     return DataLossError(
         f"stream {stream!r}: sequences {first} to {end - 1} were removed (by the stream's limits or a purge) before "
         f"they were read; {holds}",

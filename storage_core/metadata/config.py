@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
-from storage_core.quantities import format_duration, parse_duration_ns, parse_size
+from storage_core.quantities import format_duration, parse_duration_ns, parse_size, whole_number
 from storage_core.subjects import is_filter
 from storage_core.suggestions import did_you_mean, instead, not_one_of
 
@@ -73,7 +73,7 @@ _FLAGS = (
 )  # fmt: skip
 
 
-class _RemembersGiven(type(msgspec.Struct)):  # type: ignore[misc]
+class RemembersGiven(type(msgspec.Struct)):  # type: ignore[misc]
     """Of a configuration that is made by naming fields, the names; any other has all of its fields given."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
@@ -82,7 +82,7 @@ class _RemembersGiven(type(msgspec.Struct)):  # type: ignore[misc]
         return made
 
 
-class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=_RemembersGiven):
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=RemembersGiven):
     """What the owner of a stream chose. Durations are nanoseconds, sizes bytes; -1 is no limit.
 
     `StreamConfig(name="ORDERS", max_msgs=9)` asks for what `{"name": "ORDERS", "max_msgs": 9}` does: keys that are not
@@ -125,7 +125,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True, metacla
     @classmethod
     def from_mapping(cls, mapping: "Mapping[str, Any] | StreamConfig") -> "StreamConfig":
         """Return a checked configuration; raises ValueError naming the key, what came and what is taken."""
-        values = known_values(given_keys(mapping), cls.__struct_fields__, _NOT_YET, "stream")
+        values = known_values(given_keys(cls, mapping), cls.__struct_fields__, _NOT_YET, "stream")
         check_name(values.get("name"), "name of a stream")
         values["subjects"] = _subjects(values.get("subjects"), values["name"])
         for key in _COUNTS:
@@ -170,14 +170,26 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True, metacla
         return {name: shown[name] for name in self.__struct_fields__}
 
 
-def given_keys(config: Mapping[str, Any] | StreamConfig) -> dict[str, Any]:
-    """Return the keys of a stream that are given, with their values. Raises ValueError for what is no configuration."""
-    if isinstance(config, StreamConfig):
-        given: frozenset[str] = config.__dict__.get("given", frozenset(config.__struct_fields__))
-        return {key: value for key, value in config.to_json().items() if key in given}
-    if not isinstance(config, Mapping):
-        raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
-    return dict(config)
+def given_keys(kind: type[Any], config: object, keys: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the keys that are given in a configuration of this kind, a dict, or beside either, with their values.
+
+    Raises ValueError for what is no configuration, and for a key that is given twice.
+    """
+    given: Mapping[str, Any]
+    if isinstance(config, kind):
+        named: frozenset[str] = config.__dict__.get("given", frozenset(kind.__struct_fields__))
+        given = {key: value for key, value in config.to_json().items() if key in named}
+    elif isinstance(config, Mapping):
+        given = config
+    elif config is None and keys:
+        given = {}
+    else:
+        noun = kind.__name__.removesuffix("Config").lower()
+        raise ValueError(f"a {noun}'s configuration is a dict or {kind.__name__}, not {type(config).__name__}")
+    for key in keys or ():
+        if key in given:
+            raise ValueError(f"{key}: given twice, in the configuration and beside it")
+    return {**given, **(keys or {})}
 
 
 def known_values(
@@ -250,7 +262,7 @@ def parse_duration(key: str, value: object) -> int:
     duration_ns = parse_duration_ns(value, key)
     shortest_ns, zero = _SHORTEST[key]
     if 0 < duration_ns < shortest_ns:
-        is_bare = isinstance(value, int)
+        is_bare = whole_number(value) is not None
         hint = "; a number without a unit is nanoseconds: write it like 500ms, 90s, 2m or 7d" if is_bare else ""
         came = value if is_bare else format_duration(duration_ns)
         raise ValueError(f"{key}: {came} is not {zero}{format_duration(shortest_ns)} and more{hint}")
@@ -263,9 +275,10 @@ def parse_count(key: str, value: object) -> int:
         value = int(value)
     elif isinstance(value, str) and key in SIZES:
         value = parse_size(value, key)
-    if not isinstance(value, int) or isinstance(value, bool):
+    count = whole_number(value)
+    if count is None:
         raise ValueError(f"{key}: {value!r} is not a whole number")
-    return value
+    return count
 
 
 def _check_values(config: StreamConfig) -> None:

@@ -10,14 +10,17 @@ from typing import Any
 import msgspec
 
 from storage_core.metadata.config import (
+    RemembersGiven,
     check_labels,
     check_name,
+    given_keys,
     known_values,
     parse_count,
     parse_duration,
     parse_filters,
 )
 from storage_core.quantities import parse_time_ns
+from storage_core.sequences import check_sequence
 from storage_core.suggestions import not_one_of
 
 DELIVER_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time")
@@ -50,7 +53,7 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
 _COUNTS = ("max_deliver", "max_ack_pending", "opt_start_seq")
 
 
-class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=RemembersGiven):
     """What the owner of a consumer chose. Durations are nanoseconds."""
 
     name: str
@@ -67,13 +70,15 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
-    def from_mapping(cls, mapping: "Mapping[str, Any] | ConsumerConfig") -> "ConsumerConfig":
-        """Return a checked configuration; raises ValueError naming the key, what came and what is taken."""
-        if isinstance(mapping, ConsumerConfig):
-            mapping = mapping.to_json()
-        if not isinstance(mapping, Mapping):
-            raise ValueError(f"a consumer's configuration is a dict or ConsumerConfig, not {type(mapping).__name__}")
-        values = known_values(_without_aliases(mapping), cls.__struct_fields__, _NOT_YET, "consumer")
+    def from_mapping(
+        cls, mapping: "Mapping[str, Any] | ConsumerConfig | None", keys: Mapping[str, Any] | None = None
+    ) -> "ConsumerConfig":
+        """Return a checked configuration of a mapping, and of `keys` that are given beside it.
+
+        Raises ValueError naming the key, what came and what is taken.
+        """
+        given = _without_aliases(given_keys(cls, mapping, keys))
+        values = known_values(given, cls.__struct_fields__, _NOT_YET, "consumer")
         check_name(values.get("name"), "name of a consumer")
         for key in _COUNTS:
             if key in values:
@@ -82,7 +87,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
             values["ack_wait"] = parse_duration("ack_wait", values["ack_wait"])
         if "filter_subjects" in values:
             values["filter_subjects"] = parse_filters(values["filter_subjects"], "filter_subjects", "filter")
-        config = cls(**values)
+        config = msgspec.structs.replace(cls(**values))  # all of which is given: it is whole
         _check_values(config)
         return config
 
@@ -137,8 +142,8 @@ def _check_values(config: ConsumerConfig) -> None:
 
 def _check_start(config: ConsumerConfig) -> None:
     by_sequence, by_time = config.deliver_policy == "by_start_sequence", config.deliver_policy == "by_start_time"
-    if by_sequence and not 1 <= config.opt_start_seq < 2**63 - 1:
-        raise ValueError(f"opt_start_seq: {config.opt_start_seq} is not a sequence; they are whole numbers from 1 on")
+    if by_sequence:
+        check_sequence("opt_start_seq", config.opt_start_seq)
     if by_time:
         parse_time_ns(config.opt_start_time, "opt_start_time")
     if config.opt_start_seq and not by_sequence:

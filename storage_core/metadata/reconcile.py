@@ -13,6 +13,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 
+from storage_core.errors import holding
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
@@ -222,9 +223,7 @@ def _reason(
     position: Position, stream: StreamFacts, known_losses: SequenceSet, case: dict[str, str], target: int
 ) -> str:
     name, before = f"stream {stream.name!r}", position.next_sequence - 1
-    holds = f"it holds {stream.first_sequence} to {stream.next_sequence - 1}"
-    if stream.first_sequence == stream.next_sequence:
-        holds = f"it holds no messages, the next one gets sequence {stream.next_sequence}"
+    holds = f"it {holding(stream.first_sequence, stream.next_sequence)}"
     if case["incarnation"] == "another":
         text = (
             f"{name} was deleted and made again since it was read up to sequence {before}: everything of its former "

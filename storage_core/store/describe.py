@@ -9,7 +9,7 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, ids_of_voters
 from storage_core.metadata.events import KINDS
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.quantities import rfc3339
+from storage_core.quantities import rfc3339, whole_number
 from storage_core.raft.rules import majority
 from storage_core.store.opened import OpenStore
 from storage_core.store.volume.volumes import Volume
@@ -243,7 +243,7 @@ def events(
 
     Raises ValueError for a kind that there is not, and for a limit below 0.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+    if limit is not None and (whole_number(limit) is None or limit < 0):
         raise ValueError(f"limit: {limit!r} is no number of events")
     if kind is not None:
         kinds = kinds_in(state)

@@ -24,7 +24,7 @@ from storage_core.errors import (
     NotFoundError,
     StaleIncarnationError,
 )
-from storage_core.quantities import parse_duration_ns
+from storage_core.quantities import parse_duration_ns, whole_number
 from storage_core.store.contents import Message, messages
 from storage_core.store.stream import Stream
 from storage_core.store.writing import instructions
@@ -272,7 +272,7 @@ def stream_name(bucket: object) -> str:
 
 def stream_config(bucket: str, history: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of a new bucket's stream, as a NATS client makes it; raises ValueError."""
-    if isinstance(history, bool) or not isinstance(history, int) or not 1 <= history <= HISTORY_MAX:
+    if not 1 <= (whole_number(history) or 0) <= HISTORY_MAX:
         raise ValueError(f"history: {history!r} is not 1 to {HISTORY_MAX} revisions")
     return {
         "name": stream_name(bucket),

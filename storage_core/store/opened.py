@@ -14,7 +14,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage_core.errors import NoQuorumError, ProcessError, ReadOnlyError, StorageError, StreamNotFoundError
+from storage_core.errors import (
+    NoQuorumError,
+    ProcessError,
+    ReadOnlyError,
+    StorageError,
+    StoreClosedError,
+    StreamNotFoundError,
+)
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.ensemble import Metadata
@@ -49,11 +56,23 @@ class OpenStore:
     """What streams, consumers, reports and repairs need of a store."""
 
     def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
-        self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
+        self._metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
+        self._is_closed = False
         self._commits = CommitGroups(partial(self.session, may_assume=True))
         self.read_only = read_only
 
     # --- who and where
+
+    @property
+    def metadata(self) -> Metadata:
+        """The store's metadata, through which every operation goes. Raises StoreClosedError after `close`."""
+        self.check_open()
+        return self._metadata
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError after `close`."""
+        if self._is_closed:
+            raise StoreClosedError(self._metadata.label)
 
     @property
     def id(self) -> bytes:
@@ -102,7 +121,8 @@ class OpenStore:
         move(self.state(), self.volumes(), self.label, self._env)
 
     def __repr__(self) -> str:
-        return f"Store({', '.join(self.paths)})"
+        closed = "closed Store" if self._is_closed else "Store"
+        return f"{closed}({', '.join(str(volume.path) for volume in self._metadata.known_volumes)})"
 
     # --- streams
 
@@ -123,7 +143,6 @@ class OpenStore:
     def enforce_limits(self) -> int:
         """Remove from every stream what is over its limits, and what nobody needs any more, also of those that nobody
         writes; return how many messages that were."""
-        from storage_core.store.writing import enforcement
         from storage_core.store.writing.limits import may_go
 
         count = 0
@@ -132,7 +151,7 @@ class OpenStore:
                 count += self._release_all(stream.incarnation)
             if may_go(stream) or len(stream.expiries):
                 with self.session(frees=True) as session:
-                    count += enforcement.enforce(session, stream.incarnation, self._limits, self._subjects)
+                    count += self.enforce(session, stream.incarnation)
         return count
 
     def _release_all(self, incarnation: bytes) -> int:
@@ -142,6 +161,12 @@ class OpenStore:
                 more = self.release(session, incarnation)
             count += more
         return count
+
+    def enforce(self, session: Session, incarnation: bytes, all_subjects: bool = False) -> int:
+        """Remove what the stream has over its limits; return how many messages that were. As `enforcement.enforce`."""
+        from storage_core.store.writing import enforcement
+
+        return enforcement.enforce(session, incarnation, self._limits, self._subjects, all_subjects)
 
     def release(self, session: Session, incarnation: bytes, among: "SequenceSet | None" = None) -> int:
         """Remove what no consumer of the stream needs any more; return how many messages that were.

@@ -20,14 +20,13 @@ from storage_core.errors import (
     ReadOnlyError,
     StoreBusyError,
 )
-from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream
+from storage_core.metadata.commands import AddStream, EditStore
 from storage_core.metadata.config import StoreSettings, StreamConfig, given_keys
-from storage_core.metadata.state import StoreState, StreamState
-from storage_core.metadata.stream_changes import new_config, with_config
+from storage_core.metadata.stream_changes import new_config
 from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
+from storage_core.quantities import whole_number
 from storage_core.store import describe
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import REAL, Environment, reaching
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
 from storage_core.store.volume import placement
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from storage_core.store.maintenance.merging import MergePolicy
     from storage_core.store.recovery.membership import Membership
     from storage_core.store.stream import Stream
-    from storage_core.store.writing.limits import Excess
 
 CREATION_POLL_S = 0.02  # while another process or thread makes the same store
 
@@ -138,9 +136,14 @@ class Store(OpenStore):
     # --- who and where
 
     def close(self) -> None:
-        """Let go of everything; nothing is held between calls, so this only ends the object's use."""
+        """End the use of this object, and of its streams and consumers: from now on they raise StoreClosedError.
+
+        Operations under way in other threads, and readers that `read` has returned, run to their end.
+        """
+        self._is_closed = True
 
     def __enter__(self) -> "Store":
+        self.check_open()
         return self
 
     def __exit__(
@@ -170,15 +173,16 @@ class Store(OpenStore):
 
         return Stream(self, self.stream_state(name).incarnation, name)
 
-    def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> "Stream":
+    def add_stream(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> "Stream":
         """Make a stream, on every volume unless num_replicas says less.
 
+        The configuration comes as an object, a dict, or by its keys: `add_stream(name="ORDERS", max_msgs=9)`.
         Raises AlreadyExistsError, ValueError naming the key of the configuration.
         """
         from storage_core.store.stream import Stream
         from storage_core.store.writing import appends
 
-        checked = new_config(self.state(), given_keys(config))
+        checked = new_config(self.state(), given_keys(StreamConfig, config, keys))
         with self.session() as session:
             incarnation = self._env.new_id()
             chosen = placement.choose(session.state, session.writable, checked.num_replicas)
@@ -205,78 +209,19 @@ class Store(OpenStore):
 
         return KeyValue(self, self.add_stream(stream_config(bucket, history, settings)))
 
-    def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> "Stream":
-        """Change the stream that `name` in the configuration names; keys that are not given stay as they are.
-
-        With another num_replicas its blocks are copied to, or not counted any more on, other volumes first. What is
-        over a limit that is lower now is removed in the same step; `excess` says before what that is. If any of it is
-        refused, nothing is changed.
-        """
-        from storage_core.store.stream import Stream
-        from storage_core.store.writing import enforcement
-
-        given = given_keys(config)
-        known = self._named(given)
-
-        def edit(session: Session) -> None:
-            stream = session.state.by_incarnation(known.incarnation)
-            command = EditStream(known.incarnation, (stream or known).config.with_changes(given))
-            session.propose(command)
-            self.release(session, known.incarnation)
-            enforcement.enforce(
-                session, known.incarnation, self._limits, self._subjects, "max_msgs_per_subject" in given
-            )
-
-        replicas = known.config.with_changes(given).num_replicas
-        if replicas == known.config.num_replicas:
-            with self.session() as session, session.group():
-                edit(session)
-        else:
-            self._membership().change_replicas(known.incarnation, replicas, edit)
-        return Stream(self, known.incarnation, known.name)
-
-    def _named(self, given: Mapping[str, Any], state: StoreState | None = None) -> StreamState:
-        """Return the stream that a change names. Raises ValueError, NotFoundError."""
+    def edit_stream(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> "Stream":
+        """Change the stream that `name` in the configuration names, as `Stream.edit` does, and return it."""
+        given = given_keys(StreamConfig, config, keys)
         name = given.get("name")
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} does not say which stream to change")
-        return self.stream_state(name, state)
-
-    def excess(self, config: StreamConfig | Mapping[str, Any]) -> "Excess | None":
-        """Return what `edit_stream` with this configuration would remove from the stream now; None for nothing."""
-        from storage_core.store.writing import per_subject, retention
-        from storage_core.store.writing.limits import Excess, Limits
-
-        given, state, volumes, limits = given_keys(config), self.state(), self.volumes(), Limits(self._env)
-        stream = self._named(given, state)
-        edited = with_config(stream, stream.config.with_changes(given))
-        done, done_size = retention.unneeded(state, edited, volumes, limits, self._env)
-        left = edited
-        if done:
-            left = replace(
-                edited,
-                removed=edited.removed.union(done),
-                message_count=edited.message_count - len(done),
-                data_size=edited.data_size - done_size,
-            )
-        over = limits.excess(state, left, volumes)
-        if "max_msgs_per_subject" in given:
-            shown = replace(left, low_watermark=over.low_watermark) if over is not None else left
-            over = per_subject.added(over, left, *per_subject.excess(state, shown, volumes, self._env))
-        if done:
-            over = replace(over or Excess(stream.low_watermark, 0, 0), done_count=len(done), done_size=done_size)
-        return over
+        stream = self.stream(name)
+        stream.edit(given)
+        return stream
 
     def delete_stream(self, name: str) -> None:
-        """Delete the stream and its messages. A stream made later under this name is another incarnation."""
-        with self.session(frees=True) as session:
-            session.propose(DeleteStream(self.stream_state(name, session.state).incarnation))
-
-    # --- reading
-
-    def first_at_time(self, stream: str, time_ns: int) -> int | None:
-        """Return the first sequence whose time is not before `time_ns`; None if there is none."""
-        return self.stream(stream).first_at_time(time_ns)
+        """Delete the stream of this name, as `Stream.delete` does. Raises NotFoundError naming the nearest name."""
+        self.stream(name).delete()
 
     # --- for operators
 
@@ -525,6 +470,7 @@ class Store(OpenStore):
         """
         from storage_core.store.backups.restored_streams import restore_streams
 
+        self.check_open()
         return restore_streams(self, directory, names_of(streams), as_names, progress)
 
 
@@ -532,7 +478,7 @@ def _check_opening(read_only: object, take_over: object, recovers: object, lock_
     for name, flag in (("read_only", read_only), ("take_over", take_over), ("recovers", recovers)):
         if not isinstance(flag, bool):  # "false" would be true
             raise ValueError(f"{name}: {flag!r} is neither True nor False")
-    is_number = isinstance(lock_timeout_s, (int, float)) and not isinstance(lock_timeout_s, bool)
+    is_number = isinstance(lock_timeout_s, float) or whole_number(lock_timeout_s) is not None
     if not is_number or not lock_timeout_s >= 0:  # type: ignore[operator]
         raise ValueError(f"lock_timeout_s: {lock_timeout_s!r} is not a number of seconds, 0 or more")
 

@@ -1,9 +1,8 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from storage_core import notebook
@@ -17,14 +16,18 @@ from storage_core.errors import (
     NotFoundError,
     StaleIncarnationError,
     StoreBusyError,
+    holding,
 )
 from storage_core.metadata import machine
-from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.commands import DeleteStream
+from storage_core.metadata.config import StreamConfig, given_keys
 from storage_core.metadata.consumer_config import ConsumerConfig
-from storage_core.metadata.state import StreamState
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.quantities import whole_number
 from storage_core.schema import read_schema
+from storage_core.sequences import SEQUENCE_MAX, check_sequence
 from storage_core.store import contents, describe
-from storage_core.store.consumers.arguments import Sequences, sequence_set
+from storage_core.store.arguments import Sequences, check_count, check_range, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
 from storage_core.store.opened import OpenStore
@@ -39,7 +42,11 @@ from storage_core.store.writing.staging import Stager, Transaction
 from storage_core.store.writing.transactions import OutdatedTransaction
 from storage_core.suggestions import not_one_of
 
-Headers = Sequence[tuple[str, bytes | None]]
+if TYPE_CHECKING:
+    from storage_core.store.writing.limits import Excess
+
+HeaderValue = bytes | str | None
+Headers = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]  # pairs may repeat a key
 
 
 class Published(NamedTuple):
@@ -57,10 +64,13 @@ class Stream:
 
     def state(self) -> StreamState:
         """Return the stream's committed state; raises StaleIncarnationError if it was deleted."""
-        state = self._store.state().by_incarnation(self.incarnation)
-        if state is None:
+        return self._in(self._store.state())
+
+    def _in(self, state: StoreState) -> StreamState:
+        stream = state.by_incarnation(self.incarnation)
+        if stream is None:
             raise self._stale()
-        return state
+        return stream
 
     def _stale(self) -> StaleIncarnationError:
         return StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again", stream=self.name)
@@ -89,6 +99,38 @@ class Stream:
     def _repr_html_(self) -> str:
         return notebook.stream_html(self.info())
 
+    # --- the stream itself
+
+    def edit(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> None:
+        """Change the configuration: `edit(max_msgs=9)`, or a dict. Keys that are not given stay as they are.
+
+        With another num_replicas its blocks are copied to other volumes first, or those on some volumes count no more.
+        Messages over a limit that is lower now are removed in the same step; `excess` says before how many. If any of
+        it is refused, nothing is changed. Raises ValueError naming the key.
+        """
+        from storage_core.store import edits
+
+        edits.edit(self._store, self.state(), self._changes(config, keys))
+
+    def excess(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> "Excess | None":
+        """Return what `edit` with these keys would remove from the stream now; None for nothing."""
+        from storage_core.store import edits
+
+        state = self._store.state()
+        return edits.excess(self._store, state, self._in(state), self._changes(config, keys))
+
+    def _changes(self, config: StreamConfig | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys that are given. Raises ValueError for another stream's name."""
+        changes = given_keys(StreamConfig, config, keys)
+        if changes.pop("name", self.name) != self.name:
+            raise ValueError(f"name: a stream keeps its name, {self.name!r}")
+        return changes
+
+    def delete(self) -> None:
+        """Delete the stream and its messages. A stream made later under its name is another incarnation."""
+        with self._store.session(frees=True) as session:
+            session.propose(DeleteStream(self._in(session.state).incarnation))
+
     # --- writing
 
     def append(
@@ -105,9 +147,7 @@ class Stream:
         not taken,
         StaleIncarnationError if the stream was deleted, also if another one has its name now.
         """
-        got = self._append(table, writer, _expected(expected_last_sequence))
-        next_sequence = self.state().next_sequence if got is None else 0
-        return range(got.first, got.end) if got is not None else range(next_sequence, next_sequence)
+        return self._range(self._append(table, writer, _expected(expected_last_sequence)))
 
     def restore(self, batches: Iterable[pa.RecordBatch], writer: WriterBatch) -> range:
         """Append messages that were stored before; return the range of sequences that the stream has them in.
@@ -116,8 +156,14 @@ class Stream:
         come before them, and that the stream has not given, are holes. Raises what `append` raises, and
         RequirementError if the stream has given such a sequence already.
         """
-        got = self._append_in(self._begun(), batches, writer, restores=True)
-        return range(got.first, got.end) if got is not None else range(0)
+        return self._range(self._append_in(self._begun(), batches, writer, restores=True))
+
+    def _range(self, got: Appended | None) -> range:
+        """Return the sequences of what was appended; for nothing, the empty range at the end of the stream."""
+        if got is not None:
+            return range(got.first, got.end)
+        next_sequence = self.state().next_sequence
+        return range(next_sequence, next_sequence)
 
     def _append(
         self, table: incoming.Given, writer: WriterBatch | None = None, expected: Sequence[Condition] = ()
@@ -186,6 +232,7 @@ class Stream:
     ) -> Published:
         """Append one message durably and return its sequence, or that of the first message with its msg_id.
 
+        `headers`: a dict, or pairs where a key repeats; values are text or bytes.
         A duplicate of a message that was removed since has a sequence of its own, at which nothing is shown.
         `expected_...`: what the last message of the stream, or of the subject, has to be; 0 is for none. Else this
         raises ConditionFailedError with the actual value, and nothing is stored.
@@ -217,7 +264,8 @@ class Stream:
         `on_loss`: "raise" stops with DataLossError at messages that are damaged or gone; "skip" goes on without them.
         `report` hears of each loss. What `repair` has declared lost stops nobody: `lost_ranges` of `info` has it.
         """
-        _check_read(first, end, columns, on_loss)
+        first, end = check_range(first, end)
+        _check_read(columns, on_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters = check_filters(subject)
         request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
@@ -228,19 +276,19 @@ class Stream:
 
     def get(self, sequence: int) -> Message:
         """Return one message; raises NotFoundError if there is none of that sequence, DataLossError if it is lost."""
-        _check_sequence("sequence", sequence)
+        sequence = check_sequence("sequence", sequence)
         for message in contents.messages(self._store, self.state(), sequence, sequence + 1):
             return message
         state = self.state()
         if sequence in state.lost:
-            holds = f"the stream holds {state.first_sequence} to {state.next_sequence - 1}"
             raise DataLossError(
-                f"stream {self.name!r}: message {sequence} is lost: no volume has it; {holds}",
+                f"stream {self.name!r}: message {sequence} is lost: no volume has it; the stream "
+                f"{holding(state.first_sequence, state.next_sequence)}",
                 stream=self.name,
                 first=sequence,
                 end=sequence + 1,
             )
-        was_removed = state.low_watermark > sequence >= 1 or sequence in state.removed
+        was_removed = state.low_watermark > sequence or sequence in state.removed
         raise MessageNotFoundError(self.name, sequence, was_removed, state.first_sequence, state.next_sequence)
 
     def last(self, subject: str) -> Message:
@@ -264,7 +312,8 @@ class Stream:
         `end`: as the stream was when only messages below this sequence had come, of those that are still there. All
         else as in `read`.
         """
-        _check_read(None, end, columns, on_loss)
+        _, end = check_range(None, end)
+        _check_read(columns, on_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters, env = check_filters(subject), self._store.environment
         request = ReadRequest((self.name,), {self.name: (None, end)}, subject_filters=filters)
@@ -275,13 +324,14 @@ class Stream:
 
     def first_at_time(self, time_ns: int) -> int | None:
         """Return the first sequence whose time is not before `time_ns`; None if there is none. Raises ValueError."""
-        if isinstance(time_ns, bool) or not isinstance(time_ns, (int, np.integer)):
+        moment_ns = whole_number(time_ns)
+        if moment_ns is None:
             raise ValueError(f"time_ns: {time_ns!r} is not a number of nanoseconds since 1970")
-        return contents.first_at_time(self._store, self.state(), time_ns)
+        return contents.first_at_time(self._store, self.state(), moment_ns)
 
-    def subjects(self, filter: str | None = None) -> dict[str, int]:
-        """Return the subjects of the messages and how many each has, sorted."""
-        return contents.subject_counts(self._store, self.state(), check_filters(filter))
+    def subjects(self, subject: str | Sequence[str] | None = None) -> dict[str, int]:
+        """Return the subjects of the messages that a filter takes, and how many each has, sorted."""
+        return contents.subject_counts(self._store, self.state(), check_filters(subject))
 
     def gaps(self) -> list[tuple[int, int]]:
         """Return the ranges [first, end) between the first and the last message whose messages are removed or lost."""
@@ -291,12 +341,13 @@ class Stream:
 
     # --- durable consumers
 
-    def add_consumer(self, config: ConsumerConfig | Mapping[str, Any]) -> Consumer:
+    def add_consumer(self, config: ConsumerConfig | Mapping[str, Any] | None = None, **keys: Any) -> Consumer:
         """Make a durable consumer; by default it begins with the first message and wants each one acknowledged.
 
+        The configuration comes as an object, a dict, or by its keys: `add_consumer(name="billing")`.
         Raises AlreadyExistsError, ValueError naming the key of the configuration.
         """
-        return Consumer.add(self._store, self.state(), ConsumerConfig.from_mapping(config))
+        return Consumer.add(self._store, self.state(), ConsumerConfig.from_mapping(config, keys))
 
     def consumer(self, name: str) -> Consumer:
         """Return the consumer, its position reconciled with the stream; raises NotFoundError naming the nearest."""
@@ -313,75 +364,62 @@ class Stream:
     def remove(self, sequences: Sequences) -> int:
         """Remove these messages; return how many of them were there. They are shown no more at once.
 
-        Takes a sequence, a range, a column of a table that was read, or any iterable.
+        Takes a table or message that was read, or sequences: one, a range, a column, any iterable.
         """
-        return self._remove(Removal(sequences=sequence_set(sequences)))
+        return self._remove(Removal(sequences=sequence_set(sequences, self.name)))
 
     def purge(
         self,
         subject: str | None = None,
         keep: int | None = None,
-        up_to: int | None = None,
+        end: int | None = None,
         before_ns: int | None = None,
     ) -> int:
-        """Remove all messages, or those that the filter takes, below sequence `up_to`, but not the newest `keep`.
+        """Remove all messages, or those that the filter takes, below sequence `end`, but not the newest `keep`.
 
         `before_ns`: only messages whose time lies before it, in nanoseconds since 1970. Return how many were removed.
-        `keep` and `up_to` exclude each other, as they do in NATS.
+        `keep` and `end` exclude each other, as they do in NATS.
         """
-        return self._remove(_purge(subject, keep, up_to, before_ns))
+        return self._remove(_purge(subject, keep, end, before_ns))
 
     def purge_plan(
         self,
         subject: str | None = None,
         keep: int | None = None,
-        up_to: int | None = None,
+        end: int | None = None,
         before_ns: int | None = None,
     ) -> RemovalPlan:
         """Return what a purge would do now; raises what it would be refused with. Takes no lock."""
-        store, request = self._store, _purge(subject, keep, up_to, before_ns)
-        view = store.view()
-        stream = view.state.by_incarnation(self.incarnation)
-        if stream is None:
-            raise self._stale()
-        return removal.plan(view.state, stream, request, store.volumes(), store.environment)
+        store, request = self._store, _purge(subject, keep, end, before_ns)
+        state = store.state()
+        return removal.plan(state, self._in(state), request, store.volumes(), store.environment)
 
     def _remove(self, request: Removal) -> int:
         store = self._store
         with store.session(frees=True) as session:
-            state = session.state
-            stream = state.by_incarnation(self.incarnation)
-            if stream is None:
-                raise self._stale()
-            made = store.removal(session, stream, request)
-            result = session.propose(made)
+            result = session.propose(store.removal(session, self._in(session.state), request))
         assert isinstance(result, machine.RemoveDone)
         return result.message_count
 
 
-def _purge(subject: str | None, keep: int | None, up_to: int | None, before_ns: int | None) -> Removal:
+def _purge(subject: str | None, keep: int | None, end: int | None, before_ns: int | None) -> Removal:
     """Return what a purge removes. Raises ValueError."""
-    if keep is not None and up_to is not None:
-        raise ValueError("purge: give keep or up_to, not both")
-    for name, count in (("keep", keep), ("up_to", up_to), ("before_ns", before_ns)):
-        if count is not None and not _is_count(count):
-            raise ValueError(f"purge: {name} is {count!r}, not a whole number from 0 on")
+    if keep is not None and end is not None:
+        raise ValueError("purge: give keep or end, not both")
     return Removal(
-        subject=None if subject is None else _check_filter(subject), keep=keep, up_to=up_to, before_ns=before_ns
+        subject=None if subject is None else _check_filter(subject),
+        keep=None if keep is None else check_count("keep", keep),
+        end=None if end is None else check_sequence("end", end),
+        before_ns=None if before_ns is None else check_count("before_ns", before_ns),
     )
 
 
-def _check_read(first: int | None, end: int | None, columns: Sequence[str] | None, on_loss: str) -> None:
+def _check_read(columns: Sequence[str] | None, on_loss: str) -> None:
     """Raise ValueError for what cannot be asked of a read."""
     if on_loss not in ("raise", "skip"):
         raise ValueError(f"on_loss: {not_one_of(on_loss, ('raise', 'skip'))}")
-    for name, sequence in (("first", first), ("end", end)):
-        if sequence is not None:
-            _check_sequence(name, sequence)
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise ValueError(f"columns: {columns!r} is not a list of names")
-    if first is not None and end is not None and end < first:
-        raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
 
 
 def _expected(
@@ -398,24 +436,15 @@ def _expected(
     ):
         if sequence is None:
             continue
-        if not _is_count(sequence):
+        number = whole_number(sequence)
+        if number is None or not 0 <= number <= SEQUENCE_MAX:
             raise ValueError(f"expected_{kind}: {sequence!r} is neither a sequence nor 0, which stands for none")
-        conditions.append(Condition(0, kind, int(sequence), filtered))
+        conditions.append(Condition(0, kind, number, filtered))
     if last_msg_id is not None:
         if not isinstance(last_msg_id, str) or not last_msg_id:
             raise ValueError(f"expected_{LAST_MSG_ID}: {last_msg_id!r} is not a msg_id")
         conditions.append(Condition(0, LAST_MSG_ID, last_msg_id))
     return conditions
-
-
-def _check_sequence(name: str, value: object) -> None:
-    """Raise ValueError for what is no sequence; negative ones do not count from the end."""
-    if not _is_count(value):
-        raise ValueError(f"{name}: {value!r} is not a sequence; they are whole numbers from 1 on")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
 
 
 def _check_filter(subject: object) -> str:

@@ -391,7 +391,7 @@ def test_batch_read_as_a_consumer_tells_what_it_has_lost(store: Store, driver: A
     store.stream("ORDERS").append(orders(10))
     store.stream("ORDERS").add_consumer({"name": "etl"})
     etl = store.stream("ORDERS").consumer("etl")
-    store.stream("ORDERS").purge(up_to=6)
+    store.stream("ORDERS").purge(end=6)
     with pytest.raises(
         DataLossError, match="consumer 'etl': .*sequences 1 to 5 were removed.*consumer reset ORDERS etl"
     ):

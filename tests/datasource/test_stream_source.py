@@ -723,7 +723,7 @@ def test_head_that_was_removed_before_it_was_read_is_told(query: Any, put: Any, 
     put(10)
     made = query(maxOffsetsPerTrigger=2)
     made.run(batch_count_max=1)
-    store.stream("ORDERS").purge(up_to=7)
+    store.stream("ORDERS").purge(end=7)
     with pytest.raises(DataLossError, match="sequences 3 to 6 were removed or lost before they were read"):
         made.run()
     assert sequences(made.run(failOnDataLoss="false")) == [7, 8, 9, 10]

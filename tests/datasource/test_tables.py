@@ -138,7 +138,7 @@ def test_looking_at_consumers_moves_none_and_shows_who_waits_for_a_decision(
     stream.append(orders(3))
     consumer = stream.add_consumer({"name": "billing"})
     stream.add_consumer({"name": "strict", "on_data_loss": "fail"})
-    stream.purge(up_to=3)
+    stream.purge(end=3)
     index = store.index()
     goes_on, waits = driver.read(CONSUMERS, table="consumers", stream="ORDERS").to_pylist()
     assert goes_on["problem"] is None and "1 to 2" in waits["problem"]

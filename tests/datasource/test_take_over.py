@@ -209,7 +209,7 @@ def test_a_loss_is_named_on_a_host_that_may_not_write(
     reader = source.stream_reader(CaseInsensitiveDict(options), from_arrow_schema(SEQUENCE))
     start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     driver.write(orders(5, 3), stream="ORDERS")
-    store.stream("ORDERS").purge(up_to=7)
+    store.stream("ORDERS").purge(end=7)
     move_away()
     with pytest.raises(DataLossError) as caught:
         reader.latestOffset(start, reader.getDefaultReadLimit())
@@ -226,7 +226,7 @@ def test_a_query_that_skips_losses_reads_on_where_it_may_not_write(
     reader = source.stream_reader(CaseInsensitiveDict(options), from_arrow_schema(SEQUENCE))
     start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     driver.write(orders(5, 3), stream="ORDERS")
-    store.stream("ORDERS").purge(up_to=7)
+    store.stream("ORDERS").purge(end=7)
     move_away()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     parts = reader.partitions(start, end)

@@ -158,11 +158,11 @@ class ModelStream:
     def remove(self, sequences: Iterable[int]) -> int:
         return sum(self.messages.pop(sequence, None) is not None for sequence in sequences)
 
-    def purge(self, subject: str | None = None, keep: int | None = None, up_to: int | None = None) -> int:
+    def purge(self, subject: str | None = None, keep: int | None = None, end: int | None = None) -> int:
         meant = [
             sequence
             for sequence, row in sorted(self.messages.items())
-            if (subject is None or matches(subject, row.subject)) and (up_to is None or sequence < up_to)
+            if (subject is None or matches(subject, row.subject)) and (end is None or sequence < end)
         ]
         return self.remove(meant[: max(0, len(meant) - (keep or 0))])
 

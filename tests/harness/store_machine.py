@@ -228,12 +228,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         process=PROCESSES, name=st.sampled_from(NAMES), subject=FILTERS,
-        keep=st.none() | st.integers(0, 5), up_to=st.none() | SEQUENCES,
+        keep=st.none() | st.integers(0, 5), end=st.none() | SEQUENCES,
     )  # fmt: skip
-    def purge(self, process: int, name: str, subject: str | None, keep: int | None, up_to: int | None) -> None:
+    def purge(self, process: int, name: str, subject: str | None, keep: int | None, end: int | None) -> None:
         if (stream := self.stream(process, name)) is not None:
             chosen: dict[str, Any] = {"subject": subject and subject.format(name)}
-            chosen |= {"keep": keep} if keep is not None else {"up_to": up_to}
+            chosen |= {"keep": keep} if keep is not None else {"end": end}
             assert stream.purge(**chosen) == self.model.streams[name].purge(**chosen)
 
     # --- reading

@@ -27,9 +27,9 @@ from storage_core.metadata.consumers import ACK, NAK, TERM, WITHHOLD, acknowledg
 from storage_core.metadata.pending import pending_set
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action
 from storage_core.metadata.state import StreamState
-from storage_core.sequences import SequenceSet
+from storage_core.sequences import SequenceSet, check_sequence
 from storage_core.store import contents
-from storage_core.store.consumers.arguments import Sequences, check_fetch, nanoseconds, sequence_set
+from storage_core.store.arguments import Sequences, check_fetch, nanoseconds, sequence_set
 from storage_core.store.consumers.fetching import (
     FETCH_SCHEMA,
     FETCH_SIZE_MAX,
@@ -285,8 +285,8 @@ class Consumer(ConsumerPosition):
     def ack(self, sequences: Sequences) -> int:
         """Say that these messages are done, durably; return how many of them were waited for.
 
-        Takes a sequence, a range, a column of a fetched table, or any iterable. With ack_policy "all" everything below
-        the highest one is done as well.
+        Takes what `fetch` returned, a part of it, or sequences: one, a range, a column, any iterable. With ack_policy
+        "all" everything below the highest one is done as well.
         """
         return self._answer(ACK, sequences)
 
@@ -299,7 +299,7 @@ class Consumer(ConsumerPosition):
         return self._answer(TERM, sequences)
 
     def _answer(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
-        meant = sequence_set(sequences)
+        meant = sequence_set(sequences, self.stream_name)
 
         def job(session: Session) -> int:
             _, consumer = self._find(session.state)
@@ -324,13 +324,12 @@ class Consumer(ConsumerPosition):
 
         Whatever waited for its acknowledgement is forgotten, and what is lost counts as reported.
         """
-        if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1):
-            raise ValueError(f"sequence: {sequence!r} is not a sequence; they are whole numbers from 1 on")
+        chosen = None if sequence is None else check_sequence("sequence", sequence)
 
         def job(session: Session) -> int:
             stream, consumer = self._find(session.state)
-            to = sequence if sequence is not None else where_to_go_on(stream, consumer)
-            reason = "reset by hand" if sequence is not None else "reset by hand to where it can go on"
+            to = chosen if chosen is not None else where_to_go_on(stream, consumer)
+            reason = "reset by hand" if chosen is not None else "reset by hand to where it can go on"
             before, after = str(consumer.next_sequence - 1), str(to - 1)
             event = Event("consumer_reset", stream.name, self.name, "", before, after, reason)
             session.propose(MoveConsumer(self._incarnation, self.name, to, 0, (event,)))

@@ -34,7 +34,7 @@ from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store import contents
-from storage_core.store.consumers.arguments import MESSAGE_COUNT_MAX
+from storage_core.store.arguments import MESSAGE_COUNT_MAX
 from storage_core.store.consumers.filtered import wanted_in
 from storage_core.store.consumers.position import remedy
 from storage_core.store.opened import OpenStore

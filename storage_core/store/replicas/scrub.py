@@ -13,6 +13,7 @@ from typing import Any
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.quantities import whole_number
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import mismatch
@@ -63,7 +64,7 @@ class Scrub:
         Raises ValueError for a limit or rate that is not positive.
         """
         for name, value in (("limit_bytes", limit_bytes), ("rate_bytes_per_s", rate_bytes_per_s)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+            if value is not None and (whole_number(value) or 0) <= 0:
                 raise ValueError(f"{name}: {value!r} is not a number of bytes above 0; leave it out for no limit")
         state = self._metadata.view(self._lock_timeout_s).state
         at_hand = self._metadata.volumes()

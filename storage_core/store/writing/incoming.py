@@ -30,7 +30,7 @@ ROW_TYPES = {
 _VALID = {  # values of a row, for messages
     "data": "bytes or text",
     "subject": "text",
-    "headers": "a list of pairs (text, bytes)",
+    "headers": "a dict or a list of pairs; keys are text, values text or bytes",
     "msg_id": "text",
     "timestamp": "a datetime",
     "timestamp_ns": "a whole number of nanoseconds since 1970",
@@ -166,15 +166,15 @@ def _value(name: str, row: Mapping[str, Any]) -> Any:
 
 
 def _pairs(headers: Any) -> list[dict[str, Any]]:
-    """Return headers as rows. Two letters, as a mapping's keys may have, would unpack as a pair as well."""
-    if isinstance(headers, Mapping):
-        raise TypeError(f"headers are a list of pairs (key, value), not {headers!r}")
+    """Return headers as rows. Two letters would unpack as a pair as well."""
+    if isinstance(headers, str | bytes) or not isinstance(headers, Iterable):
+        raise TypeError(f"headers are a dict or a list of pairs (key, value), not {headers!r}")
     pairs = []
-    for header in headers:
+    for header in headers.items() if isinstance(headers, Mapping) else headers:
         if isinstance(header, Mapping) and set(header) == {"key", "value"}:  # as messages are read
             pairs.append({"key": header["key"], "value": header["value"]})
         elif isinstance(header, (tuple, list)) and len(header) == 2:
             pairs.append({"key": header[0], "value": header[1]})
         else:
-            raise TypeError(f"headers are a list of pairs (key, value), not {header!r}")
+            raise TypeError(f"headers are a dict or a list of pairs (key, value), not a list with {header!r}")
     return pairs

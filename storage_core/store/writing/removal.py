@@ -31,7 +31,7 @@ class Removal:
     sequences: SequenceSet | None = None  # these; else what the fields below say
     subject: str | None = None  # only messages that this filter takes
     keep: int | None = None  # but not the newest `keep` of them
-    up_to: int | None = None  # only sequences below this one
+    end: int | None = None  # only sequences below this one
     before_ns: int | None = None  # only messages whose time lies before this one
 
     @property
@@ -103,7 +103,7 @@ def _chosen(
     """Return the sequences that are meant, and the low_watermark that says the same, 0 if none does."""
     if removal.sequences is not None:
         return removal.sequences, 0
-    limit = min(removal.up_to, stream.next_sequence) if removal.up_to is not None else stream.next_sequence
+    limit = min(removal.end, stream.next_sequence) if removal.end is not None else stream.next_sequence
     filters = (removal.subject,) if removal.subject not in (None, ">") else ()
     if filters or removal.before_ns is not None:
         bounds: dict[str, Any] = {"subject_filters": filters, "time_end_ns": removal.before_ns}

@@ -108,7 +108,7 @@ def make_lived(volume: Path) -> None:
     store.add_stream({"name": "TEMP"}).append(messages(["TEMP"] * 2, 50))
     orders.remove([2, 3, 5, 18])
     events.purge(subject="events.1", keep=2)
-    events.purge(up_to=4)
+    events.purge(end=4)
     transaction, _ = stage(store, {"ORDERS": messages(["orders.never"])})
     assert store.abort(transaction)
     world.pass_time(2 * HOUR_NS)

@@ -84,7 +84,7 @@ def test_lost_messages_are_critical_and_on_top_until_somebody_has_dealt_with_the
     assert trio(*ALL_IS_WELL, "--losses-since", "2200-01-01").out == "OK: 3 volumes, 1 stream\n"
     assert trio(*ALL_IS_WELL, "--losses-since", "1h").code == 2
     replicated.stream("ORDERS").consumer("strict").delete()
-    replicated.stream("ORDERS").purge(up_to=3)
+    replicated.stream("ORDERS").purge(end=3)
     assert trio(*ALL_IS_WELL).code == 0
 
 

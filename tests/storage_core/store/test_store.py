@@ -108,7 +108,7 @@ def test_what_is_no_way_to_open_a_store_is_named(tmp_path: Path, arguments: dict
         (lambda store: store.scrub(rate_bytes_per_s=True), "rate_bytes_per_s: True is not a number of bytes"),
         (lambda store: store.events(kind=5), "kind: 5 is no kind of event"),
         (lambda store: store.remove_volumes(5), "names: 5 is neither a name nor a list of names"),
-        (lambda store: store.first_at_time("ORDERS", "2026"), "time_ns: '2026' is not a number of nanoseconds"),
+        (lambda store: store.stream("ORDERS").first_at_time("2026"), "time_ns: '2026' is not a number of nanoseconds"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_named(tmp_path: Path, call: Callable[[Store], Any], text: str) -> None:
@@ -173,7 +173,7 @@ def test_an_edit_changes_what_is_given_and_nothing_else(tmp_path: Path) -> None:
         store.edit_stream(StreamConfig(name="A", **changes))
         before = {**before, **changes}
         assert Store.open(tmp_path / "a").stream("A").config.to_json() == before
-        assert store.excess(StreamConfig(name="A", **changes)) is None
+        assert stream.excess(StreamConfig(name="A", **changes)) is None
     store.edit_stream(msgspec.structs.replace(stream.config, max_msgs=5))
     assert stream.config.to_json() == {**before, "max_msgs": 5}
 

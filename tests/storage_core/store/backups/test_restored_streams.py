@@ -304,7 +304,7 @@ def test_holes_and_codecs_and_many_frames_come_through(tmp_path: Path) -> None:
             ]
             store.stream("S").append(to_table(rows))
             store.stream("S").remove(list(range(10, 100_000, 7)))
-            store.stream("S").purge(up_to=5)
+            store.stream("S").purge(end=5)
             store.stream("S").remove([120_000])
             seen: Content = seen_in_stream(store.stream("S"), with_times=True)
             backup(store, tmp_path / f"backup-{codec}")

@@ -198,7 +198,7 @@ def test_a_filter_hands_out_what_it_takes_and_passes_over_the_rest() -> None:
 def test_where_a_consumer_begins(config: dict[str, Any], first: int | None) -> None:
     stream = Machine(7).create().add_stream({"name": "orders"})
     stream.append(to_table([Row("orders", b"", timestamp_ns=second * SECOND_NS) for second in range(1, 11)]))
-    stream.purge(up_to=3)
+    stream.purge(end=3)
     consumer = stream.add_consumer({"name": "reader", **config})
     assert fetched(consumer, 1) == ([] if first is None else [first])
     put(stream, 1, "orders")
@@ -394,7 +394,7 @@ def test_a_stream_made_again_under_its_name_is_another_one_and_says_so(machine: 
 def test_a_purge_ahead_of_the_consumer_is_told_and_passed_over(machine: Machine) -> None:
     consumer = reader(machine)
     assert fetched(consumer, 2) == [1, 2]
-    machine.open().stream("orders").purge(up_to=6)
+    machine.open().stream("orders").purge(end=6)
     assert fetched(consumer, 100) == [6, 7, 8, 9, 10]
     skipped, event = consumer.info()["events"]
     assert (skipped["kind"], skipped["before"]) == ("consumer_skipped", "1 to 5")
@@ -525,7 +525,7 @@ def test_without_a_quorum_a_consumer_with_news_is_still_shown() -> None:
     stream = machine.create().add_stream(ORDERS)
     put(stream, 10)
     stream.add_consumer({"name": "reader"})
-    stream.purge(up_to=5)
+    stream.purge(end=5)
     for path in [path for path, _ in machine.disk.files() if not path.is_relative_to(machine.paths[0])]:
         machine.disk.remove(path)
     consumer = reader(machine)
@@ -569,7 +569,7 @@ def test_a_store_opened_for_reading_shows_consumers_and_moves_none(machine: Mach
         (lambda one: one.ack([True]), "sequences: True is not a sequence"),
         (lambda one: one.ack(2**63), "sequences: 9223372036854775808 is not a sequence"),
         (lambda one: one.ack([pa.scalar(1.0)]), "sequences: 1.0 is not a sequence"),
-        (lambda one: one.ack(np.array([1.5])), "sequences: the array holds what is no sequence"),
+        (lambda one: one.ack(np.array([1.5])), "sequences: an array of float64 holds no sequences"),
         (lambda one: one.ack(pa.array(["1"])), "sequences: a column of string holds no sequences"),
         (lambda one: one.fetch(1, "soon"), "timeout_s: 'soon' is not a number of seconds"),
         (lambda one: one.nak(1, delay_s=-2), "delay_s: -2 is not a number of seconds"),

@@ -41,7 +41,7 @@ def test_a_purge_counts_what_waits_and_what_was_never_handed_out(stream: Stream)
     consumer = made(stream)
     consumer.fetch(6, 0)
     consumer.ack([1, 2, 5])
-    stream.purge(up_to=8)
+    stream.purge(end=8)
     info = consumer.info()
     assert (info["num_skipped"], info["num_ack_pending"], info["num_pending"]) == (4, 0, 3)
     assert told(consumer) == ["3 to 4, 6 to 7"]
@@ -95,7 +95,7 @@ def test_what_is_declared_lost_counts_once_though_it_was_withheld(stream: Stream
 def test_with_a_filter_what_is_known_to_be_of_other_subjects_does_not_count(stream: Stream) -> None:
     put(stream, 5, "orders.us")
     consumer = made(stream, filter_subjects=["orders.us"])
-    stream.purge(up_to=13)
+    stream.purge(end=13)
     assert skipped(consumer) == 2
 
 
@@ -112,7 +112,7 @@ def test_a_query_s_consumer_counts_what_was_removed_before_its_batch_was_finishe
     store = stream._store
     with_consumer = QueryReader(store, "reader")
     at = with_consumer.begin({"orders": Start(1)})
-    stream.purge(up_to=5)
+    stream.purge(end=5)
     reconciled = with_consumer.reconcile(at, CONTINUE, "")
     assert reconciled["orders"].position.next_sequence == 5
     end = with_consumer.at("orders", 11)
@@ -123,7 +123,7 @@ def test_a_query_s_consumer_counts_what_was_removed_before_its_batch_was_finishe
 
 def test_the_count_survives(stream: Stream, tmp_path: Path) -> None:
     made(stream)
-    stream.purge(up_to=5)
+    stream.purge(end=5)
     store = Store.open(tmp_path / "store")
     for _ in range(140):  # beyond a snapshot
         store.stream("orders").publish("orders.eu", b"y")

@@ -124,7 +124,7 @@ def test_a_report_says_who_waits_for_a_decision_and_who_goes_on_and_writes_nothi
     stream = store.stream("orders")
     stream.add_consumer({"name": "goes-on"})
     stream.add_consumer({"name": "stops", "on_data_loss": "fail"})
-    stream.purge(up_to=3)
+    stream.purge(end=3)
     before = store.index()
     looked = {consumer["name"]: consumer for consumer in consumer_report(store)}
     assert store.index() == before

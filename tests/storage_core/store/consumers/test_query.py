@@ -268,14 +268,14 @@ def test_a_loss_that_is_declared_while_a_batch_runs_is_told_with_the_next(machin
 
 def test_a_head_that_is_removed_before_it_was_read_is_news_and_one_that_was_read_is_none(machine: Machine) -> None:
     at = begin(machine, Start(1))
-    machine.open().stream("orders").purge(up_to=6)
+    machine.open().stream("orders").purge(end=6)
     with pytest.raises(
         DataLossError, match=rf"sequences 1 to 5 were removed or lost before they were read.*\. {REMEDY}"
     ):
         reconcile(machine, at, FAIL)
     reconciled = reconcile(machine, at, CONTINUE, "etl")
     assert (reconciled.position.next_sequence, delivered(machine)) == (6, 5)
-    machine.open().stream("orders").purge(up_to=9)
+    machine.open().stream("orders").purge(end=9)
     end = read_on(machine, reconciled, 11)
     assert reconcile(machine, end, FAIL, "etl") == end
     acknowledge(machine, end)

@@ -54,7 +54,7 @@ def test_blocks_that_wait_to_be_unlinked_stay_in_the_journal(volume: Path) -> No
     stream = store.add_stream({"name": "S"})
     for _ in range(6):
         stream.publish("S", b"x")
-    stream.purge(up_to=4)
+    stream.purge(end=4)
     store.compact()
     for _ in range(8):
         stream.publish("S", b"x")

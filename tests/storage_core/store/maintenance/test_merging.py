@@ -120,7 +120,7 @@ def test_removed_messages_are_dropped_and_stay_removed() -> None:
     store = filled(machine, 6)
     stream = store.stream(NAME)
     stream.remove([1, 4, 5, 12])
-    stream.purge(up_to=3)
+    stream.purge(end=3)
     before = seen_in_store(store, with_times=True)
     store.compact()
     (row,) = state_of(store).blocks.rows
@@ -387,7 +387,7 @@ def staged_merge(store: Store) -> merging.StagedMerge:
 @pytest.mark.parametrize(
     "meanwhile",
     [
-        lambda store: store.stream(NAME).purge(up_to=5),
+        lambda store: store.stream(NAME).purge(end=5),
         lambda store: store.compact(),
         lambda store: store.delete_stream(NAME),
     ],

@@ -505,7 +505,7 @@ def test_an_old_plan_goes_on_with_what_one_volume_has_not_unlinked_yet(store: St
     plan = store.plan(ReadRequest(("S",)))
     kept = Path(plan.slices[0].paths[2])
     content = kept.read_bytes()
-    store.stream("S").purge(up_to=11)
+    store.stream("S").purge(end=11)
     store.maintain()
     kept.write_bytes(content)
     assert sequences(plan.slices) == list(range(1, 21))

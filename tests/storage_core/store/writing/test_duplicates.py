@@ -69,7 +69,7 @@ def rows(*msg_ids: str) -> pa.RecordBatch:
 REMOVE: dict[str, Callable[[Stream], object]] = {
     "deleted": lambda stream: stream.remove(2),
     "purged": lambda stream: stream.purge(),
-    "purged up to it": lambda stream: stream.purge(up_to=3),
+    "purged up to it": lambda stream: stream.purge(end=3),
     "not removed": lambda stream: None,
 }
 

@@ -47,7 +47,7 @@ while True:
     elif what == "purge":
         below = max(1, stream.last_sequence - 200)
         say("purge", below)
-        stream.purge(up_to=below)
+        stream.purge(end=below)
         say("done")
     else:
         say("maintain")

@@ -161,9 +161,9 @@ def test_what_a_lower_limit_would_remove_is_known_before() -> None:
     stream = made(machine)
     stream.append(rows("a", "bb", "ccc"))
     store = machine.open()
-    assert store.excess({"name": "S", "max_msgs": 3}) is None
-    assert store.excess({"name": "S", "max_msgs": 1}) == limits.Excess(3, 2, 5)
-    assert store.excess({"name": "S", "max_msgs": 1, "discard": "new"}) is None
+    assert stream.excess({"max_msgs": 3}) is None
+    assert stream.excess({"max_msgs": 1}) == limits.Excess(3, 2, 5)
+    assert stream.excess({"max_msgs": 1, "discard": "new"}) is None
     assert data_of(stream) == ["a", "bb", "ccc"]
     store.edit_stream({"name": "S", "max_msgs": 1})
     assert data_of(stream) == ["ccc"]

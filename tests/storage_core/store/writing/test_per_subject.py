@@ -263,7 +263,7 @@ def _do(machine: Machine, stream: Stream, model: Model, what: str, value: Any) -
     elif what == "edit":
         model.max_per_subject = value
         kept = model.over(model.messages)
-        over = store.excess({"name": "S", "max_msgs_per_subject": value})
+        over = stream.excess(max_msgs_per_subject=value)
         assert (over.message_count if over else 0) == len(model.messages) - len(kept)
         assert (over.data_size if over else 0) == sum(one[2] for one in model.messages) - sum(one[2] for one in kept)
         model.messages = kept

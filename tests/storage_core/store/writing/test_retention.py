@@ -40,7 +40,7 @@ def test_what_an_edit_would_remove_is_said_before_it_does() -> None:
     put(stream, "a", "b", "a", "a", "b", "a", "a")
     stream.consumer("all").fetch(4, 0)
     stream.consumer("all").ack([1, 2, 3])
-    over = store.excess(edit)
+    over = stream.excess(edit)
     assert over is not None
     assert (over.done_count, over.done_size, over.message_count, over.low_watermark) == (2, 8, 2, 5)
     before = stream.state()
@@ -49,7 +49,7 @@ def test_what_an_edit_would_remove_is_said_before_it_does() -> None:
     assert left(stream) == [5, 6, 7]
     assert before.message_count - after.message_count == over.done_count + over.message_count
     assert before.data_size - after.data_size == over.done_size + over.data_size
-    assert store.excess({"name": "S", "retention": "interest"}) is None
+    assert stream.excess({"name": "S", "retention": "interest"}) is None
 
 
 def lived(seed: int, kind: str) -> None:
@@ -141,7 +141,7 @@ def test_a_consumer_behind_what_others_acknowledged_has_missed_nothing() -> None
     assert (left(stream), stream.first_sequence) == ([3], 3)
     assert b.fetch(9, 0).column("sequence").to_pylist() == [3]
     put(stream, "b")
-    stream.purge(up_to=6)
+    stream.purge(end=6)
     assert (b.info()["num_skipped"], a.info()["num_skipped"]) == (2, 0)  # a limit or a purge is missed all the same
 
 

@@ -108,7 +108,7 @@ class Both:
 
     async def purge(self, up_to: int) -> None:
         await self.call(f"STREAM.PURGE.{self.name}", seq=up_to)
-        self._stream.purge(up_to=up_to)
+        self._stream.purge(end=up_to)
 
     async def check(self, where: str, size: bool = True) -> None:
         """Wait until the server shows what is here: some of its removals come after its answer."""
