@@ -24,12 +24,14 @@ from storage_core.errors import (
     InvalidMessageError,
     MirrorDivergedError,
     RequirementError,
+    StorageError,
 )
 from storage_core.foreign import ForeignStore
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.live import offsets, server
 from storage_core.live.columns import Messages
 from storage_core.live.connection import Connection
+from storage_core.live.login import Login, parse_address
 from storage_core.live.offsets import Anchor, Finding, Position
 from storage_core.live.ranges import Range, read_range
 from storage_core.live.server import Servers, StreamInfo, message_time, stream_info
@@ -309,6 +311,28 @@ def position_of(stream: Stream, created: str | None = None) -> Position:
             times = stream.read(sequence, sequence + 1, ["timestamp_ns"], on_loss="skip").read_all()
             anchors += [(sequence, time.as_py()) for time in times.column("timestamp_ns")]
     return Position(created, state.next_sequence, tuple(anchors[: offsets.ANCHORS_KEPT]))
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorLag:
+    """How far a mirror is behind its source, as far as that can be known."""
+
+    sequences: int | None  # that the source has beyond the mirror
+    problem: str = ""  # why it is not known
+
+
+def lag_of(stream: StreamState, login: Login, silence_s: float) -> MirrorLag:
+    """Ask the servers that a mirror names; what goes wrong is in the outcome, and nothing is tried again."""
+    metadata = stream.config.metadata
+    try:
+        addresses = tuple(parse_address(text, ADDRESSES) for text in metadata[ADDRESSES].split(","))
+        with Servers(addresses, login, silence_s).connect() as connection:
+            info = stream_info(connection, metadata[MIRROR])
+    except (StorageError, ValueError, KeyError) as error:
+        return MirrorLag(None, str(error))
+    if not server.same_time(info.created, metadata.get(CREATED, "")):
+        return MirrorLag(None, f"stream {info.name!r} was made again at {info.created}")
+    return MirrorLag(max(0, info.next_sequence - max(stream.next_sequence, info.first_sequence)))
 
 
 def _tail_that_lacks(connection: Connection, info: StreamInfo, state: StreamState) -> str:

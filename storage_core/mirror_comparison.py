@@ -67,7 +67,8 @@ def compare_mirror(store: Store, servers: Servers, name: str) -> MirrorCompariso
     outcome = _compared(stream, servers, info)
     verdict = "ok" if outcome.ok else "differs"
     counts = f"{outcome.same} messages are the same, {len(outcome.different)} different, {len(outcome.missing)} missing"
-    reason = f"with stream {source!r}: {counts}, {len(outcome.deleted)} deleted at the source"
+    behind = f"{len(outcome.deleted)} deleted at the source, {outcome.lag} not mirrored yet"
+    reason = f"with stream {source!r}: {counts}, {behind}"
     with store.session() as session:
         session.propose(RecordEvents((Event("mirror_compared", name, after=verdict, reason=reason),)))
     return outcome

@@ -18,6 +18,8 @@ from shlex import quote
 from typing import Any
 
 from spark_stream.store_scan import Scan, scan_of
+from spark_stream.ui.model import mirrors
+from spark_stream.ui.model.mirrors import MirrorLags
 from storage_core import Store
 from storage_core.errors import StorageError
 
@@ -57,6 +59,7 @@ class Site:
         self._scan: Scan | None = None
         self._pipelines: tuple[float, list[dict[str, Any]]] = (-1e9, [])  # when they were looked at, and as what
         self.remembered: tuple[Scan, dict[str, Any]] | None = None  # a scan, and what health.py makes of it
+        self.mirror_lags = MirrorLags(mirrors.FRESH_S * bool(fresh_s))
         self._scan_s = 0.0  # processor time that the last scan took
         self._scanned_at = self._announced_at = self._asked_at = -1e9
         self._error = ""

@@ -41,7 +41,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     near = stream.blocks_in(first, end)
     shown = rows[near]
     bounds = _bounds(len(shown))
-    replicas = {replica["name"]: replica for replica in stream_head(scan, stream)["replicas"]}
+    replicas = {replica["name"]: replica for replica in stream_head(site, scan, stream)["replicas"]}
     digests: dict[str, str] = {}
     volumes, states = [], []
     for position, volume_id in enumerate(stream.placement):
@@ -64,7 +64,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     if len(shown) <= LISTED_COUNT_MAX:
         blocks = [_block(shown[at], [state[at] for state in states]) for at in range(len(shown))]
     return {
-        "stream": stream_head(scan, stream),
+        "stream": stream_head(site, scan, stream),
         "volumes": volumes,
         "first": int(shown["first"][0]) if len(shown) else first,
         "end": int(shown["first"][-1] + shown["span"][-1]) if len(shown) else end,
@@ -208,7 +208,7 @@ def block_page(site: Site, query: Query, name: str, block: str) -> dict[str, Any
     for position, volume_id in enumerate(stream.placement):
         held = scan.survey.block_copies(stream, position)
         replica = next(
-            replica for replica in stream_head(scan, stream)["replicas"] if replica["name"] == volume_id.hex()
+            replica for replica in stream_head(site, scan, stream)["replicas"] if replica["name"] == volume_id.hex()
         )
         state = _states(held, replica["state"])[at]
         verified_ns = int(held.verified_ns[at])
@@ -235,7 +235,7 @@ def block_page(site: Site, query: Query, name: str, block: str) -> dict[str, Any
         read["label"] = copy["label"]
     first_copy = next((copy["file"] for copy in copies if copy["state"] == "current"), copies[0]["file"])
     return {
-        "stream": stream_head(scan, stream),
+        "stream": stream_head(site, scan, stream),
         **_block(row, states),
         "digest": bytes(row["digest"]).hex(),
         "committed": rfc3339(int(row["committed_ns"])),

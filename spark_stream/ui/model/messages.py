@@ -120,7 +120,7 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     shown.sort(key=lambda row: -row["seq"])
     filters = {key: query.text(key) for key in ("subject", "header", "field") if query.text(key)}
     return {
-        "stream": stream_head(site.scan(), stream),
+        "stream": stream_head(site, site.scan(), stream),
         "rows": shown,
         "count": len(rows),
         "first_seq": first,
@@ -290,7 +290,7 @@ def message_page(site: Site, query: Query, name: str, sequence: int) -> dict[str
     before = neighbours.clip(stream.first_sequence, sequence)
     after = neighbours.clip(sequence + 1, stream.next_sequence)
     return {
-        "stream": stream_head(site.scan(), stream),
+        "stream": stream_head(site, site.scan(), stream),
         "seq": sequence,
         "subject": message.subject,
         "time": rfc3339(message.timestamp_ns),

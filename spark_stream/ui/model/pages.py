@@ -5,11 +5,13 @@ from typing import Any
 
 from spark_stream.store_scan import Scan
 from spark_stream.ui.model.health import health, worst_lag
+from spark_stream.ui.model.mirrors import mirror_of
 from spark_stream.ui.model.rates import SPANS, arrivals, positions_over_time, rate
 from spark_stream.ui.model.settings import settings_of
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.errors import ConsumerNotFoundError
+from storage_core.metadata.appends import MIRROR
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import parse_time_ns, rfc3339
 from storage_core.store.consumers.ownership import owner_of
@@ -109,6 +111,7 @@ def _stream(info: Mapping[str, Any], stream: StreamState, scan: Scan) -> dict[st
     return {
         "name": stream.name,
         "subjects": info["config"]["subjects"],
+        "mirrors": info["config"]["metadata"].get(MIRROR),
         **info["state"],
         "lost": sum(end - first for first, end in info["state"]["lost_ranges"]),
         "bytes_on_disk": int(rows["file_size"].sum()) * len(stream.placement),
@@ -119,19 +122,21 @@ def _stream(info: Mapping[str, Any], stream: StreamState, scan: Scan) -> dict[st
     }
 
 
-def stream_head(scan: Scan, stream: StreamState) -> dict[str, Any]:
+def stream_head(site: Site, scan: Scan, stream: StreamState) -> dict[str, Any]:
     """Return what every page of one stream begins with."""
+    mirror = mirror_of(site.mirror_lags, scan, stream)
     for described in scan.streams:
         if described["config"]["name"] == stream.name:
-            return {**_stream(described, stream, scan), "config": described["config"], "created": described["created"]}
-    return {"name": stream.name, "subjects": list(stream.config.subjects), "replicas": []}
+            more = {"config": described["config"], "created": described["created"], "mirror": mirror}
+            return {**_stream(described, stream, scan), **more}
+    return {"name": stream.name, "subjects": list(stream.config.subjects), "replicas": [], "mirror": mirror}
 
 
 def configuration(site: Site, query: Query, name: str) -> dict[str, Any]:
     """Return a stream's configuration."""
     stream = site.store().stream_state(name)
     return {
-        "stream": stream_head(site.scan(), stream),
+        "stream": stream_head(site, site.scan(), stream),
         "config": stream.config.to_json(),
         "settings": settings_of(stream.config.to_json()),
         "command": f"jstream stream info {name} --store {site.command_store}",
@@ -198,7 +203,7 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
     span_ns = int(arrived["seconds_per_bucket"] * len(arrived["counts"]) * 1e9)
     points = positions_over_time(stream, scan.time_ns - span_ns, scan.time_ns)
     return {
-        "stream": stream_head(scan, stream),
+        "stream": stream_head(site, scan, stream),
         "consumer": row,
         "config": info["config"],
         "settings": settings_of(info["config"]),

@@ -69,7 +69,7 @@ def subjects_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         tree.add(subject.split(".")[skipped:], messages)
     which = f" {quote(prefix + '.>')}" if prefix else ""
     return {
-        "stream": stream_head(site.scan(), stream),
+        "stream": stream_head(site, site.scan(), stream),
         "prefix": prefix,
         "tree": _shown(tree),
         "first": counts.first,
