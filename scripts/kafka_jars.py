@@ -1,4 +1,4 @@
-"""A Kafka broker and Spark's connector for it, as JARs, for `make bench-peers`. Nothing else uses them."""
+"""A Kafka broker and Spark's connector for it, as JARs: for `make bench-peers`, and a test that is skipped without."""
 
 import sys
 from pathlib import Path

@@ -91,7 +91,7 @@ def run(
         _stopping(stop),
         _watching(pipeline.name, verbose) as shown,
     ):
-        if not pipeline.source.is_live:
+        if pipeline.source.is_store:
             with open_store(",".join(pipeline.source.volumes), read_only=True):
                 pass  # it says which volumes are lost
         api.run(pipeline, summary, stop, shown.batch, new_checkpoint, take_over, started, shown.step)

@@ -66,7 +66,7 @@ def resolve(
         raise BackfillRefusedError(
             "the range ends before it begins; --from is its first message, --to the first behind"
         )
-    if pipeline.source.is_live:
+    if not pipeline.source.is_store:
         raise BackfillRefusedError(
             "the source is a running NATS server: a backfill reads a store, such as a mirror of it"
         )

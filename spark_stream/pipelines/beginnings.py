@@ -33,6 +33,13 @@ class Beginnings:
                 checkpoint=str(self._state.checkpoint),
             )
         offsets = self._state.offsets()
+        if offsets is not None and offsets.done and offsets.is_of_topics != self._pipeline.source.is_kafka:
+            raise CheckpointError(
+                f"checkpoint {self._state.checkpoint} is that of a query over "
+                f"{'Kafka' if offsets.is_of_topics else 'streams'}, and source.store names "
+                f"{', '.join(self._pipeline.source.volumes)}: give the pipeline another checkpoint, or its source back",
+                checkpoint=str(self._state.checkpoint),
+            )
         before, now = self._record.get("query"), offsets.query_id if offsets is not None else None
         stored = self._record.get("batch", -1)
         if offsets is not None and before == now and offsets.batch_planned < stored:

@@ -25,6 +25,7 @@ import msgspec
 from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.toml import (
     check_keys,
+    is_kafka,
     place_of,
     read_toml,
     substitute,
@@ -44,6 +45,7 @@ APPEND, UPSERT = "append", "upsert"
 AVAILABLE_NOW, CONTINUOUS = "available-now", "continuous"
 STORE_VARIABLE = "JSTREAM_STORE"
 ENVELOPE = ("stream", "sequence", "subject", "timestamp", "headers")  # columns of the view, besides the payload's
+KAFKA_ENVELOPE = (*ENVELOPE, "key", "partition", "msg_id")  # of messages of Kafka
 VERBATIM = ("transform.sql", "payload.schema")  # `${...}` means something else there, or nothing
 CONSOLE_ROWS = 20
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -53,7 +55,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """What is read."""
 
     stream: str | list[str]  # a name, names, or globs
-    store: str | list[str] = ""  # volumes, or running NATS servers: nats://host:4222
+    store: str | list[str] = ""  # volumes, or running servers: nats://host:4222, kafka://host:9092
     options: dict[str, str] = msgspec.field(default_factory=dict)  # how to log in to these: natsCreds and so on
     consumer: str = ""
     consumer_takeover: bool = False
@@ -73,6 +75,21 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     def is_live(self) -> bool:
         """Whether running NATS servers are read."""
         return any(map(is_live, self.volumes))
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether topics of Kafka are read."""
+        return any(map(is_kafka, self.volumes))
+
+    @property
+    def is_store(self) -> bool:
+        """Whether a store of jstream is read."""
+        return not self.is_live and not self.is_kafka
+
+    @property
+    def envelope(self) -> tuple[str, ...]:
+        """The columns of every message, besides the payload's."""
+        return KAFKA_ENVELOPE if self.is_kafka else ENVELOPE
 
     @property
     def streams(self) -> list[str]:
@@ -271,7 +288,7 @@ def _check(pipeline: Pipeline) -> None:
             file, "checkpoint", "is missing: the folder in which Spark keeps how far the pipeline has come"
         )
     _check_source(file, pipeline.source)
-    _check_payload(file, pipeline.payload)
+    _check_payload(file, pipeline.payload, pipeline.source.envelope)
     _check_transform(file, pipeline.transform)
     _check_sink(file, pipeline.sink)
     if pipeline.dead_letters is not None:
@@ -337,7 +354,7 @@ def _check_start(file: Path, source: Source) -> None:
             ) from error
 
 
-def _check_payload(file: Path, payload: Payload) -> None:
+def _check_payload(file: Path, payload: Payload, envelope: tuple[str, ...]) -> None:
     structured = payload.format in (JSON, MSGPACK)
     if structured and not payload.schema.strip():
         raise DefinitionError(
@@ -347,9 +364,9 @@ def _check_payload(file: Path, payload: Payload) -> None:
         )
     if not structured and payload.schema:
         raise DefinitionError(file, "payload.schema", f"format {payload.format} has no schema; leave it out")
-    if payload.column.lower() in ENVELOPE:
+    if payload.column.lower() in envelope:
         raise DefinitionError(
-            file, "payload.column", f"{payload.column!r} is a column of every message already: {', '.join(ENVELOPE)}"
+            file, "payload.column", f"{payload.column!r} is a column of every message already: {', '.join(envelope)}"
         )
 
 
@@ -367,6 +384,14 @@ def _check_transform(file: Path, transform: Transform) -> None:
             raise DefinitionError(file, "transform.python", f"{path} is not a file")
 
 
+# Options of Spark's connector for Kafka that say what no key of [source] says.
+_KAFKA_OPTIONS = (
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "minPartitions",
+)
 # Which keys of [sink] mean something with which kind.
 _SINK_KEYS = {
     DELTA: ("path", "table", "key", "order_by", "partition_by", "options"),
@@ -450,9 +475,10 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
         return paths
 
     source = replace(pipeline.source, store=volumes("source.store", pipeline.source.store, default))
-    _check_live(file, source)
+    _check_servers(file, source)
+    _check_kafka(pipeline, source)
     sink, dead = pipeline.sink, pipeline.dead_letters
-    beside = default if source.is_live else source.volumes
+    beside = source.volumes if source.is_store else default
     if sink.kind == JSTREAM:
         sink = replace(sink, store=_no_servers(file, "sink.store", volumes("sink.store", sink.store, beside)))
     if sink.path:
@@ -474,27 +500,54 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
     return resolved
 
 
-def _check_live(file: Path, source: Source) -> None:
+def _check_servers(file: Path, source: Source) -> None:
     """Raise DefinitionError for keys that mean nothing for running servers, or nothing for stores."""
-    if not source.is_live:
+    if source.is_store:
         if source.options:
             raise DefinitionError(
-                file, "source.options", "say how to log in to nats:// servers, which store names none of"
+                file, "source.options", "say how to log in to nats:// or kafka:// servers, which store names none of"
             )
         return
+    what = "Kafka" if source.is_kafka else "a NATS server"
+    if not all(map(is_kafka if source.is_kafka else is_live, source.volumes)):
+        reason = f"{', '.join(source.volumes)}: each address begins with its scheme, and all are of one kind"
+        raise DefinitionError(file, "source.store", reason)
     for key in ("consumer_takeover", "max_blocks", "lock_timeout"):
         if getattr(source, key):
-            raise DefinitionError(file, f"source.{key}", "is for stores of jstream, and source.store is a NATS server")
-    for name in source.options:
+            raise DefinitionError(file, f"source.{key}", f"is for stores of jstream, and source.store is {what}")
+    for name in () if source.is_kafka else source.options:
         if not name.lower().startswith("nats"):
             raise DefinitionError(
                 file, f"source.options.{name}", "is none of natsCreds, natsContext, natsUser and so on"
             )
 
 
+def _check_kafka(pipeline: Pipeline, source: Source) -> None:
+    """Raise DefinitionError for what topics of Kafka do not have, and for options that other keys say."""
+    file = pipeline.file
+    if not source.is_kafka:
+        return
+    for key in ("consumer", "subject", "max_bytes"):
+        if getattr(source, key):
+            raise DefinitionError(file, f"source.{key}", "means nothing for topics of Kafka")
+    if not isinstance(source.start, str):
+        reason = f"{source.start!r}: a topic has an offset per partition; valid are earliest, latest and a time"
+        raise DefinitionError(file, "source.start", reason)
+    for name in source.options:
+        if not name.startswith("kafka.") and name not in _KAFKA_OPTIONS:
+            others = ", ".join(_KAFKA_OPTIONS)
+            reason = f"is no setting of Kafka's client, such as kafka.security.protocol, and none of {others}"
+            raise DefinitionError(file, f"source.options.{name}", reason)
+        if name == "kafka.bootstrap.servers":
+            raise DefinitionError(file, f"source.options.{name}", "is what source.store says")
+    if pipeline.dead_letters is not None and pipeline.sink.kind == PARQUET:
+        reason = "cannot be kept beside a Parquet sink that Kafka fills: write Delta, or to a stream"
+        raise DefinitionError(file, "dead_letters", reason)
+
+
 def _no_servers(file: Path, key: str, volumes: list[str]) -> list[str]:
-    if any(map(is_live, volumes)):
-        reason = f"{volumes[0]} is a NATS server: a pipeline writes to a store. Spark writes to servers (see the guide)"
+    if any(is_live(volume) or is_kafka(volume) for volume in volumes):
+        reason = f"{volumes[0]} is a server: a pipeline writes to a store. Spark writes to servers (see the guide)"
         raise DefinitionError(file, key, reason)
     return volumes
 

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from datasource.spark_versions import HAS_ARROW_UDF
-from spark_stream.pipelines.config import BYTES, ENVELOPE, JSON, MSGPACK, UTF8, Payload, Pipeline
+from spark_stream.pipelines.config import BYTES, JSON, MSGPACK, UTF8, Payload, Pipeline
 from spark_stream.pipelines.errors import DefinitionError
 
 DATA, BODY, REASON = "__data", "__body", "__reason"
@@ -95,7 +95,7 @@ def _parse_ddl(pipeline: Pipeline) -> StructType:
 def _check_names(pipeline: Pipeline, shown: StructType) -> None:
     folded = [field.name.lower() for field in shown.fields]
     for name in folded:
-        if name in ENVELOPE:
+        if name in pipeline.source.envelope:
             raise DefinitionError(
                 pipeline.file,
                 "payload.schema",
@@ -123,7 +123,7 @@ def _check_not_null(pipeline: Pipeline, path: str, kind: DataType, within: bool)
 
 def parse(messages: DataFrame, payload: Payload, fields: Fields) -> DataFrame:
     """Return messages with their payload parsed; the columns are those of the module's first lines."""
-    envelope = [F.col(name) for name in ENVELOPE]
+    envelope = [F.col(name) for name in messages.columns if name != "data"]
     data = F.col("data")
     if payload.format in PLAIN_COLUMNS:
         value = data.cast("string") if payload.format == UTF8 else data
@@ -153,14 +153,18 @@ def parse(messages: DataFrame, payload: Payload, fields: Fields) -> DataFrame:
 
 def good(parsed: DataFrame, fields: Fields) -> DataFrame:
     """Return the messages that were understood, as transformations see them: envelope and payload's columns."""
-    envelope = [F.col(name) for name in ENVELOPE]
+    envelope = [F.col(name) for name in _envelope(parsed)]
     body = [F.col(BODY).alias(fields.column)] if fields.column else [F.col(f"{BODY}.*")]
     return parsed.where(F.col(REASON).isNull()).select(*envelope, *body)
 
 
 def bad(parsed: DataFrame) -> DataFrame:
     """Return the messages that were not understood: the envelope, DATA and REASON."""
-    return parsed.where(F.col(REASON).isNotNull()).select(*ENVELOPE, DATA, REASON)
+    return parsed.where(F.col(REASON).isNotNull()).select(*_envelope(parsed), DATA, REASON)
+
+
+def _envelope(parsed: DataFrame) -> list[str]:
+    return [name for name in parsed.columns if name not in (DATA, BODY, REASON)]
 
 
 def refuse_bad(parsed: DataFrame) -> DataFrame:

@@ -27,15 +27,16 @@ from pyspark.sql.types import StructType
 
 from datasource.schema import check_write_schema
 from datasource.spark_versions import SAYS_LIMITS
+from spark_stream.pipelines import kafka
 from spark_stream.pipelines.beginnings import Beginnings
-from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, interval_s
+from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, Source, interval_s
 from spark_stream.pipelines.errors import CheckpointLostError, DefinitionError, RunFailedError
 from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, explain, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
 from spark_stream.pipelines.sinks import write_dead_letters, write_rows
 from spark_stream.pipelines.source import read_stream, streams_of
-from spark_stream.pipelines.state import PipelineState, read_checkpoint, sequences_of
+from spark_stream.pipelines.state import PipelineState, first_offsets, read_checkpoint, sequences_of
 from spark_stream.pipelines.summary import Summary
 from spark_stream.pipelines.tables import has_delta, make_table, misfit
 from spark_stream.pipelines.transform import CHANCE, Function, dependence_on_batches, load_transform, transform
@@ -111,9 +112,14 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
             "'delta' needs Delta's JARs in the session, and whoever made this one left them out: give it those that "
             "`jstream etl fetch-jars DIR` fetches, as spark.jars",
         )
+    if pipeline.source.is_kafka:
+        try:
+            kafka.read_topics(spark, pipeline.source)
+        except kafka.ConnectorMissingError as error:
+            raise DefinitionError(pipeline.file, "source.store", str(error)) from error
     made = Prepared(pipeline, spark, payload_fields(pipeline), load_transform(pipeline), StructType(), "")
     try:
-        parsed = made.parsed(no_messages(spark))
+        parsed = made.parsed(no_messages(spark, pipeline.source))
     except PySparkException as error:  # a type of the schema that the format has not
         raise DefinitionError(pipeline.file, "payload.schema", f"cannot be parsed: {explain(error)}") from error
     # Over no messages: whatever is wrong with the transformation is reported before the query starts.
@@ -148,9 +154,9 @@ _MESSAGE_SCHEMA = (
 )
 
 
-def no_messages(spark: SparkSession) -> DataFrame:
+def no_messages(spark: SparkSession, source: Source) -> DataFrame:
     """Return a DataFrame like that of the source, with no rows."""
-    return spark.createDataFrame([], _MESSAGE_SCHEMA)
+    return spark.createDataFrame([], f"{_MESSAGE_SCHEMA}, {kafka.SCHEMA}" if source.is_kafka else _MESSAGE_SCHEMA)
 
 
 class Run:
@@ -416,7 +422,10 @@ class Run:
         begins = {
             name: position["begin"] for name, position in (source["endOffset"] or {}).items() if "begin" in position
         }
-        return sequences_of(source["startOffset"]) | begins
+        first = sequences_of(source["startOffset"])
+        if not first and self._prepared.pipeline.source.is_kafka:
+            first = first_offsets(place(self._prepared.pipeline.checkpoint))
+        return first | begins
 
 
 def store_batch(

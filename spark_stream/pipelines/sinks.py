@@ -107,6 +107,8 @@ def dead_letters(bad: DataFrame, name: str) -> DataFrame:
         ("Timestamp", F.date_format(F.to_utc_timestamp("timestamp", F.current_timezone()), RFC_3339)),
         ("Pipeline", F.lit(name)),
     ]
+    if "partition" in bad.columns:  # of Kafka
+        values += [("Partition", F.col("partition").cast("string")), ("Key", F.coalesce("key", F.lit(b"")))]
     added = [
         F.struct(F.lit(f"{HEADER_PREFIX}{key}").alias("key"), value.cast("binary").alias("value"))
         for key, value in values

@@ -12,6 +12,7 @@ from datasource.spark_versions import SAYS_LIMITS
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
+from spark_stream.pipelines.kafka import read_topics
 from storage_core import Store
 from storage_core.errors import NotAStoreError, NotFoundError
 from storage_core.live.server import StreamInfo
@@ -31,6 +32,8 @@ def read_stream(spark: SparkSession, source: Source, starts: Mapping[str, int] |
 
     `starts`: begin at these sequences, and without the consumer; for a second query beside the pipeline's own.
     """
+    if source.is_kafka:
+        return read_topics(spark, source)
     options = common_options(source)
     if not SAYS_LIMITS:
         options["trigger"] = "processingTime"  # limits count: an available-now run is one query after another there
@@ -86,7 +89,7 @@ def start_options(source: Source) -> dict[str, str]:
 def take_over_stores(pipeline: Pipeline) -> None:
     """Let this host write every store that the pipeline writes: that of its consumer, of its sink, of dead letters."""
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
-    written = [source.volumes] if source.consumer and not source.is_live else []
+    written = [source.volumes] if source.consumer and source.is_store else []
     written += [sink.volumes] if sink.kind == JSTREAM else []
     written += [letters.volumes] if letters is not None else []
     for volumes in {tuple(paths): paths for paths in written}.values():
@@ -99,8 +102,10 @@ def check_stores(pipeline: Pipeline) -> list[str]:
     Raises DefinitionError and NotFoundError naming the key, and StorageError if a store cannot be opened.
     """
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
-    if source.is_live:
-        names = list[str]()
+    names = list[str]()
+    if source.is_kafka:
+        lines = [f"source: topics {', '.join(source.streams)} of {', '.join(source.volumes)}"]
+    elif source.is_live:
         lines = [f"source: stream {info.name}, {info.message_count} messages" for info in live_streams(source)]
     else:
         names, lines = _look(pipeline)
@@ -158,7 +163,7 @@ def _described(store: Store, name: str, subject: str) -> list[str]:
 
 def streams_of(source: Source) -> dict[str, StreamState]:
     """Return the streams of a store that the source reads, by name, as they are now."""
-    if source.is_live:
+    if not source.is_store:
         return {}
     with open_store(source.volumes, LOCK_TIMEOUT_S, read_only=True) as store:
         return {name: store.stream_state(name) for name in matching(store, source)}

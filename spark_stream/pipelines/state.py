@@ -45,6 +45,7 @@ class QueryOffsets:
     batch_done: int
     done: dict[str, int]  # for each stream the next sequence, behind the last batch that is done
     incarnations: dict[str, str]  # of these streams, as hex
+    is_of_topics: bool = False  # the query reads topics of Kafka
 
 
 def now_text() -> str:
@@ -190,7 +191,8 @@ def read_checkpoint(checkpoint: Path) -> QueryOffsets | None:
     planned, done = _newest(checkpoint / "offsets"), _newest(checkpoint / "commits")
     offset = _offset(checkpoint / "offsets" / str(done)) if 0 <= done <= planned else {}
     incarnations = {stream: str(position.get("incarnation", "")) for stream, position in offset.items()}
-    return QueryOffsets(query_id, planned, done, sequences_of(offset), incarnations)
+    is_of_topics = any("sequence" not in position for position in offset.values())
+    return QueryOffsets(query_id, planned, done, sequences_of(offset), incarnations, is_of_topics)
 
 
 def _newest(folder: Path) -> int:
@@ -229,9 +231,23 @@ def sequences_of(offset: object) -> dict[str, int]:
     if not isinstance(offset, Mapping):
         raise ValueError(f"{offset!r} is no offset")
     try:
-        return {str(stream): int(position["sequence"]) for stream, position in offset.items()}
-    except (KeyError, TypeError) as error:
+        sequences: dict[str, int] = {}
+        for stream, position in offset.items():
+            if "sequence" in position:
+                sequences[str(stream)] = int(position["sequence"])
+            else:  # a topic of Kafka: the next offset of each partition
+                sequences |= {f"{stream}/{int(partition)}": int(end) for partition, end in position.items()}
+        return sequences
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{offset!r} is no offset") from error
+
+
+def first_offsets(checkpoint: Path) -> dict[str, int]:
+    """Return where a query over Kafka began, as its checkpoint has it; nothing of other queries."""
+    try:
+        return sequences_of(read_whole(checkpoint / "sources" / "0" / "0").rpartition(b"\n")[2].decode())
+    except (OSError, ValueError):
+        return {}
 
 
 def read_whole(path: Path) -> bytes:

@@ -12,6 +12,8 @@ from storage_core import Store
 from storage_core.errors import StorageError
 from storage_core.live.server import StreamInfo
 
+_UNKNOWN = {"end": None, "lag": None, "consumer": None}
+
 
 def status(pipeline: Pipeline) -> dict[str, Any]:
     """Return the status for programs and people; nothing is written.
@@ -56,6 +58,8 @@ def messages_to_go(pipeline: Pipeline) -> int:
 def _streams(pipeline: Pipeline, offsets: QueryOffsets | None) -> list[dict[str, Any]]:
     done = offsets.done if offsets is not None else {}
     known = offsets.incarnations if offsets is not None else {}
+    if pipeline.source.is_kafka:  # where its topics end, Spark alone knows
+        return [{"stream": name, "position": done[name], **_UNKNOWN} for name in sorted(done)]
     if pipeline.source.is_live:
         return [_live_stream(info, done.get(info.name)) for info in live_streams(pipeline.source)]
     with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S, read_only=True) as store:

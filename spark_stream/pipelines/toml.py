@@ -27,6 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+KAFKA_SCHEME = "kafka://"
 S = TypeVar("S", bound=msgspec.Struct)
 FILE_SIZE_MAX = 1024 * 1024  # bytes; such a file is written by hand. Also of its texts with variables put in
 DEPTH_MAX = 32  # tables and lists within each other
@@ -34,6 +35,7 @@ _INTEGERS = range(-(2**63), 2**63)  # of TOML
 _STRING = re.compile(  # or a comment, which may hold what looks like one; an open one reaches to the end
     r'(?s)"""(?:\\.|[^\\])*?(?:"""|$)|' + r"'''.*?(?:'''|$)|" + r'"(?:\\.|[^"\\\n])*"?|' + r"'[^'\n]*'?|#[^\n]*"
 )
+_BROKER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What a value of TOML has to be for a type of a struct, and how messages call it. Structs use no other types.
 _KINDS: dict[type[inspect.Type], tuple[tuple[type, ...], str]] = {
@@ -199,8 +201,18 @@ def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
         raise DefinitionError(file, "", str(error)) from error
 
 
+def is_kafka(text: str) -> bool:
+    """Return whether it is the address of a Kafka broker."""
+    return text.lower().startswith(KAFKA_SCHEME)
+
+
 def volume_of(file: Path, key: str, text: str) -> str:
     """Return where a volume is: the same, or its address in an object store, or a server's. Raises DefinitionError."""
+    if is_kafka(text):
+        match = _BROKER.fullmatch(text[len(KAFKA_SCHEME) :])
+        if match is None:
+            raise DefinitionError(file, key, f"{text!r} is no address of a broker, such as kafka://host:9092")
+        return f"{KAFKA_SCHEME}{match[1]}:{match[2] or 9092}"
     if not is_in_object_store(text) and not is_live(text):
         return place_of(file, key, text)
     try:

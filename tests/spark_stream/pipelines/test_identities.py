@@ -34,7 +34,7 @@ def check(spark: SparkSession, pipeline: Any, folder: Path) -> None:
         return spark.createDataFrame([(str(number),) for number in numbers], "data string")
 
     def letters(*numbers: int) -> DataFrame:
-        bad = no_messages(spark).union(
+        bad = no_messages(spark, orders.source).union(
             spark.createDataFrame(
                 [("ORDERS", one, "a") for one in numbers], "stream string, sequence long, data string"
             )

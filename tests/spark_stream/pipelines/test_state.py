@@ -182,7 +182,7 @@ def test_a_run_that_was_stopped_takes_no_further_step_beside_its_successor(
 
 
 def test_offsets_of_another_source_are_told_as_such(tmp_path: Path) -> None:
-    place = tmp_path / "kafka"
+    place = tmp_path / "files"
     with pytest.raises(CheckpointError) as told:
-        read_checkpoint(checkpoint(place, {0: {"topic": {"0": 5}}}, [0]))
+        read_checkpoint(checkpoint(place, {0: {"logOffset": 5}}, [0]))
     assert told.value.fields == {"checkpoint": str(place), "file": str(place / "offsets" / "0")}
