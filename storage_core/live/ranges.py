@@ -161,17 +161,28 @@ def loss(stream: str, first: int, end: int, info: StreamInfo) -> DataLossError:
 def _attempt(connection: Connection, info: StreamInfo, part: Range, position: int) -> Iterator[Messages]:
     if info.first_sequence >= part.end:
         return
-    if not info.is_for_consumers:
+    position = max(position, info.first_sequence)
+    ways = [] if info.is_for_consumers else [_by_consumer]
+    if info.config.get("allow_direct") and connection.version >= _DIRECT_BATCHES_SINCE:
+        ways.append(_by_direct_get)
+    for way in (*ways, _one_by_one):
         try:
-            yield from _by_consumer(connection, info, part, max(position, info.first_sequence))
+            for messages in way(connection, info, part, position):
+                position = int(messages.sequences[-1]) + 1 if len(messages) else position
+                yield messages
             return
         except ServerError as error:
-            if error.error_code != _TOO_MANY_CONSUMERS:
+            if error.error_code != _TOO_MANY_CONSUMERS and not isinstance(error, _CutShortError):
                 raise
-            log.warning("stream %s is read without a consumer, which is slower: %s", part.stream, error)
-    position = max(position, info.first_sequence)
-    has_batches = info.config.get("allow_direct") and connection.version >= _DIRECT_BATCHES_SINCE
-    yield from (_by_direct_get if has_batches else _one_by_one)(connection, info, part, position)
+            log.warning("stream %s is read in another way, which is slower: %s", part.stream, error)
+
+
+class _CutShortError(ServerError):
+    """Messages that the servers sent do not come: what lies between lets a request have fewer answers.
+
+    An account that exports the API of JetStream lets one answer through (response_type: singleton, the default), or all
+    up to the first that is empty (stream). A request that has one answer, which is never empty, passes either.
+    """
 
 
 # --- limits: a pull consumer
@@ -206,6 +217,9 @@ def _by_consumer(connection: Connection, info: StreamInfo, part: Range, position
             pulls.ask(part.end - position)
             received = connection.receive(2 * HEARTBEAT_S + 1)
             if received is None:
+                sent = int(connection.request("CONSUMER.INFO", part.stream, name)["delivered"]["stream_seq"])
+                if sent >= position:
+                    raise _CutShortError(f"a consumer sent messages up to {sent}, and {position} does not come")
                 raise ServerAwayError(f"consumer {name} of stream {part.stream} is silent", stream=part.stream)
             messages, statuses = deliveries.take(*received)
             if len(messages):
@@ -266,7 +280,7 @@ def _by_direct_get(connection: Connection, info: StreamInfo, part: Range, positi
         count = min(DIRECT_COUNT, end - position)
         reply = f"{connection.inbox}.direct{position}"
         connection.publish(subject, json.dumps({"seq": position, "batch": count, **filters}).encode(), reply)
-        batches, status = _until_end(connection, reply, part)
+        batches, status = _until_end(connection, reply, part, count)
         sequences = np.concatenate([messages.sequences for messages in batches] or [np.empty(0, np.int64)])
         until = int(sequences[-1]) + 1 if len(sequences) and status.code != _NO_MESSAGES else end
         if not filters:
@@ -276,12 +290,14 @@ def _by_direct_get(connection: Connection, info: StreamInfo, part: Range, positi
         position = until
 
 
-def _until_end(connection: Connection, reply: str, part: Range) -> tuple[list[Messages], Status]:
-    """Return the messages that answer a direct get, and the status behind them."""
+def _until_end(connection: Connection, reply: str, part: Range, count: int) -> tuple[list[Messages], Status]:
+    """Return the messages that answer a direct get of so many, and the status behind them."""
     batches: list[Messages] = []
     while True:
         received = connection.receive(connection.silence_s)
         if received is None:
+            if sum(map(len, batches)) == 1 < count:
+                raise _CutShortError(f"a direct get of {count} messages was answered with one")
             raise ServerAwayError(f"stream {part.stream}: a direct get was not answered to its end", stream=part.stream)
         block, frames = received
         last = len(frames) - 1

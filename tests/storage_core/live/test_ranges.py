@@ -24,6 +24,7 @@ from harness.live_server import (
 )
 
 from storage_core.errors import DataLossError, ServerAwayError, StaleIncarnationError
+from storage_core.live import ranges
 from storage_core.live.columns import Messages
 from storage_core.live.ranges import Range, read_range
 from storage_core.live.server import Servers, consumers, message_time, stream_info
@@ -266,6 +267,36 @@ def test_replies_that_name_domain_and_account_are_read(tmp_path: Path) -> None:
             assert len(reply.split(".")) >= 11, reply
         servers = server.servers(domain="hub")
         assert sequences_of(read_range(servers, planned(server, "A"), fail)) == list(range(1, 101))
+
+
+# The API of one account is another one's, under other subjects; `%s`: how many answers a request may get.
+ACCOUNTS = """
+accounts {
+  JS { jetstream: enabled, users: [{user: js, password: x}], exports: [{service: "$JS.API.>", response_type: %s}] }
+  U { users: [{user: u, password: x}], imports: [{service: {account: JS, subject: "$JS.API.>"}, to: "js.API.>"}] }
+}
+"""
+
+
+@pytest.mark.parametrize("answers", ["singleton", "stream"])
+@pytest.mark.parametrize("binary", [BINARIES[0], BINARIES[-1]], ids=lambda binary: binary.parents[1].name)
+def test_streams_of_another_account_are_read_whatever_it_lets_through(
+    tmp_path: Path, binary: Path, answers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "HEARTBEAT_S", 1)
+    with live_server(tmp_path / "server", binary, config=ACCOUNTS % answers) as server:
+        own = server.servers(user="js", password="x")
+        others = server.servers(silence_s=2.0, user="u", password="x", api_prefix="js.API")
+        with server.connect(user="js", password="x") as connection:
+            for stream, config in (("A", {}), ("W", {"retention": "workqueue", "allow_direct": True})):
+                create_stream(connection, stream, **config)
+                fill(connection, stream, hostile_frames(stream, 600, stream))
+                info = stream_info(connection, stream)
+                part = Range(stream, info.created, 1, info.next_sequence)
+                expected = rows_of(read_range(own, part, fail), stream)
+                assert len(expected) == 600
+                assert rows_of(read_range(others, part, fail), stream) == expected
+            assert stream_info(connection, "W").message_count == 600
 
 
 async def first_reply(url: str) -> str:
