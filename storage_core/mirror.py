@@ -28,6 +28,7 @@ from storage_core.errors import (
 )
 from storage_core.foreign import ForeignStore
 from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.nats.holes import removes_silently
 from storage_core.live import offsets, server
 from storage_core.live.columns import Messages
 from storage_core.live.connection import Connection
@@ -50,6 +51,7 @@ log = logging.getLogger("jstream")
 CREATED, ADDRESSES = f"{MIRROR}.created", f"{MIRROR}.servers"  # in the metadata of the stream, beside MIRROR
 APPEND_SIZE, APPEND_COUNT = 64 << 20, 1_000_000  # bytes and messages of one append
 COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
+_KEPT = "mirror_kept"
 _ANCHOR_DISTANCES = (1, 2, 10, 100, 1_000, 10_000, 100_000, 1_000_000)  # from the end
 
 
@@ -74,6 +76,7 @@ class MirrorReport:
     messages: int = 0  # that it stored
     imported: int = 0  # messages that came from files
     lag: int = 0  # sequences that the source has beyond
+    kept: int = 0  # messages here that the source has no more
     consumers: list[str] = field(default_factory=list)  # that were made or moved
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -86,6 +89,7 @@ class MirrorReport:
             "messages": self.messages,
             "imported": self.imported,
             "lag": self.lag,
+            "kept": self.kept,
             "consumers": self.consumers,
             "gaps": [list(gap) for gap in self.gaps],
         }
@@ -124,6 +128,7 @@ class Mirror:
             self._gap(DataLossError(finding.reason, first=finding.first, end=finding.end), report)
         self._copy(stream, info, max(position.sequence, info.first_sequence), report)
         report.end = stream.last_sequence + 1
+        self._count_kept(stream, info, report)
         self._copy_consumers(connection, stream, report)
         report.lag = max(0, stream_info(connection, info.name).next_sequence - info.next_sequence)
         return report
@@ -246,6 +251,22 @@ class Mirror:
         with self._store.session() as session:
             event = Event(kind, self.name, before=before, after=after, reason=reason)
             session.propose(RecordEvents((event,)))
+
+    def _count_kept(self, stream: Stream, info: StreamInfo, report: MirrorReport) -> None:
+        """Count what is here and no more at the source; where it went by a hand, not by a limit, an event says so."""
+        removed = SequenceSet.from_sequences(np.array(info.deleted, np.int64))
+        if info.first_sequence > 1:
+            removed = removed.union(SequenceSet.from_ranges([(1, info.first_sequence)]))
+        state = stream.state()
+        report.kept = len(state.shown().intersection(removed)) if removed else 0
+        has_limit = any(info.config.get(key, 0) > 0 for key in ("max_msgs", "max_bytes"))
+        if not report.kept or removes_silently(info.config, has_limit):
+            return
+        events = (event for event in self._store.state().events if (event.kind, event.stream) == (_KEPT, self.name))
+        told = max((int(event.after) for event in events), default=0)
+        if report.kept > told:
+            reason = f"of stream {info.name!r}, which has {report.kept} messages of the mirror no more; they stay here"
+            self._tell(_KEPT, reason, before=str(told), after=str(report.kept))
 
     # --- consumers
 

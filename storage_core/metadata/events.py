@@ -72,6 +72,7 @@ KINDS: Mapping[str, EventKind] = {
     # Mirrors.
     "mirror_begun": _fact("`jstream mirror`, the first time"),
     "mirror_gap": _fact("messages that a mirror's source removed before they came over, and were skipped", True),
+    "mirror_kept": _fact("messages of a mirror that were deleted at its source, which removes none by itself"),
     "mirror_diverged": _condition("a mirror whose source is no longer what was mirrored", True),
     "mirror_compared": _fact("`jstream drift` between a mirror and its source"),
     # Appends and what is removed.

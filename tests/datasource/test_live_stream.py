@@ -1,11 +1,13 @@
 """Streaming queries over a running server: limits, joins, what happens to streams, and a driver that is killed."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,55 @@ def test_query_whose_driver_is_killed_ends_equal_to_the_stream(
     assert {row.sequence: bytes(row.data) for row in rows}[77] == b"message 76"
     newest = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     assert json.loads(newest.read_text().splitlines()[-1])["A"]["sequence"] == 6_001
+
+
+FOLLOWER = """
+import sys
+sys.path.insert(0, {tests!r})
+from conftest import set_environment
+set_environment()
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+def store(batch, number):
+    batch.write.mode("overwrite").parquet({out!r} + "/" + str(number))
+    print("batch", number, flush=True)
+read = spark.readStream.format("jstream").option("stream", "A").option("startingOffsets", "earliest")
+read = read.option("maxOffsetsPerTrigger", 2000).load({url!r})
+write = read.writeStream.option("checkpointLocation", {checkpoint!r})
+write = write.trigger(availableNow=True) if sys.argv[1:] else write
+write.foreachBatch(store).start().awaitTermination()
+"""
+
+
+@pytest.mark.soak
+def test_query_that_is_killed_or_stopped_ten_times_ends_equal_to_the_stream(
+    spark: SparkSession, server: LiveServer, tmp_path: Path
+) -> None:
+    with server.connect() as connection:
+        create_stream(connection, "A")
+        last = fill(connection, "A", numbered("A", 5_000))
+    paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint"), "url": server.url}
+    script = FOLLOWER.format(tests=str(Path(__file__).parents[1]), **paths)
+    for number in range(10):
+        command = [sys.executable, "-c", script]
+        with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            with server.connect() as connection:
+                last = fill(connection, "A", numbered("A", 5_000, last))
+            process.stdout.readline()
+            if number % 2:  # the server is silent for longer than it may, then all of the query is stopped
+                server.send(signal.SIGSTOP)
+                time.sleep(12)
+                server.send(signal.SIGCONT)
+                process.stdout.readline()
+                os.killpg(process.pid, signal.SIGSTOP)
+                time.sleep(1)
+                os.killpg(process.pid, signal.SIGCONT)
+            os.killpg(process.pid, signal.SIGKILL)
+    subprocess.run([sys.executable, "-c", script, "to the end"], start_new_session=True, check=True)
+    rows = spark.read.parquet(*map(str, sorted((tmp_path / "out").iterdir()))).select("sequence", "data").collect()
+    assert sorted((row.sequence, bytes(row.data)) for row in rows) == [
+        (number + 1, b"message %d" % number) for number in range(last)
+    ]
+    print(f"10 kills and stops, {len(rows)} messages equal")

@@ -58,6 +58,7 @@ def test_frames_are_written_as_they_are_read(spark: SparkSession, server: LiveSe
         ({"stream": "OUT", "subject": "IN.x"}, "append", "takes OUT.>, not 'IN.x'"),
         ({"stream": "NONE", "subject": "x"}, "append", "no stream 'NONE'"),
         ({"stream": "OUT", "subject": "OUT.x", "compression": "lz4"}, "append", "'compression' is for stores"),
+        ({"stream": "OUT", "subject": "OUT.x", "expectedLastSequence": "0"}, "append", "'expectedLastSequence' is for"),
     ],
 )
 def test_writes_that_cannot_be_are_refused_before_a_task_runs(
