@@ -263,10 +263,10 @@ class Mirror:
         if not report.kept or removes_silently(info.config, has_limit):
             return
         events = (event for event in self._store.state().events if (event.kind, event.stream) == (_KEPT, self.name))
-        told = max((int(event.after) for event in events), default=0)
-        if report.kept > told:
+        before = max((int(event.after) for event in events), default=0)
+        if report.kept > before:
             reason = f"of stream {info.name!r}, which has {report.kept} messages of the mirror no more; they stay here"
-            self._tell(_KEPT, reason, before=str(told), after=str(report.kept))
+            self._tell(_KEPT, reason, before=str(before), after=str(report.kept))
 
     # --- consumers
 

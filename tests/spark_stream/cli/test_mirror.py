@@ -1,9 +1,11 @@
 """`jstream mirror` and `drift nats://`: begun live and from files, killed, and everything that happens to a source."""
 
+import contextlib
 import json
 import random
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,33 +211,29 @@ def test_mirror_that_is_killed_again_and_again_ends_equal_to_its_source(
 
 @pytest.mark.soak
 def test_mirror_that_is_killed_or_stopped_ten_times_ends_equal_to_its_source(jstream: Any, server: LiveServer) -> None:
-    is_over, chosen = threading.Event(), random.Random("mirror")
-    written = 0
+    chosen = random.Random("mirror")
 
-    def write() -> None:
-        nonlocal written
+    def write(first: int) -> None:
         with server.connect() as connection:
-            while not is_over.is_set():
-                frames = (frame("A.x", b"%d" % number + bytes(2_000)) for number in range(written, written + 2_000))
+            for start in range(first, first + 10_000, 1_000):
+                frames = (frame("A.x", b"%d" % number + bytes(2_000)) for number in range(start, start + 1_000))
                 last = fill(connection, "A", frames)
-                written += 2_000
-                connection.request("STREAM.MSG.DELETE", "A", body={"seq": last - chosen.randrange(1_500)})
+                connection.request("STREAM.MSG.DELETE", "A", body={"seq": last - chosen.randrange(900)})
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for number in range(10):
-            process = jstream.start("mirror", server.url, "A", "--follow")
-            wait_for_growth(jstream.volume)
-            if number % 2:  # stopped in the middle, while another one begins; then it wakes up, and is killed
-                process.send_signal(signal.SIGSTOP)
-                jstream("mirror", server.url, "A")
-                process.send_signal(signal.SIGCONT)
-                wait_for_growth(jstream.volume)
-            process.send_signal(signal.SIGKILL)
-            process.wait(30)
-    finally:
-        is_over.set()
+    for number in range(10):
+        writer = threading.Thread(target=write, args=(20_000 * number,))
+        writer.start()
+        process = jstream.start("mirror", server.url, "A", "--follow")
+        wait_for_growth(jstream.volume)
+        if number % 2:  # stopped in the middle, while another one begins; then it wakes up, and is killed
+            process.send_signal(signal.SIGSTOP)
+            write(20_000 * number + 10_000)
+            jstream("mirror", server.url, "A")
+            process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(chosen.random() * 3)  # it goes on, or ends because the other one has written
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
         writer.join()
     jstream.done("mirror", server.url, "A")
     drift = json.loads(jstream.done("drift", server.url, "A", "--json"))
@@ -247,13 +245,14 @@ def test_mirror_that_is_killed_or_stopped_ten_times_ends_equal_to_its_source(jst
     print(f"10 kills and stops, {len(kept)} messages equal, {len(deleted)} deleted at the source")
 
 
-def wait_for_growth(volume: Path) -> None:
-    def last() -> int:
-        with Store.open(volume, read_only=True) as store:
-            return store.stream("A").last_sequence if "A" in store.streams() else 0
+def last_sequence(volume: Path) -> int:
+    with Store.open(volume, read_only=True) as store:
+        return store.stream("A").last_sequence if "A" in store.streams() else 0
 
-    before, woken = last(), threading.Event()
-    while last() == before and not woken.wait(0.05):
+
+def wait_for_growth(volume: Path) -> None:
+    before, woken = last_sequence(volume), threading.Event()
+    while last_sequence(volume) == before and not woken.wait(0.05):
         pass
 
 
