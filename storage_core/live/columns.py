@@ -21,7 +21,7 @@ from storage_core import buffers
 from storage_core.errors import ProtocolError
 from storage_core.foreign.arrays import elements, gather, to_strings
 from storage_core.foreign.nats.headers import parse_headers
-from storage_core.live.wire import Frames, numbers_before
+from storage_core.live.wire import Frames, numbers_before, starts_before
 from storage_core.schema import HEADERS_TYPE, READ_FIELDS, TIMESTAMP_TYPE
 
 _STATUS = b"NATS/1.0 "
@@ -103,12 +103,14 @@ class Deliveries:
         with_headers = np.flatnonzero(frames.has_headers)
         header_sizes, ends[with_headers] = numbers_before(block, ends[with_headers] - 1)
         header_ends[with_headers] += header_sizes
-        numbers = []
-        for _ in range(4):
-            values, ends = numbers_before(block, ends - 1)
-            numbers.append(values)
-        pending, times_ns, order, sequences = numbers
-        is_message = (np.minimum.reduce(numbers) >= 0) & (header_ends <= frames.payload_ends)
+        pending_ends = ends - 1
+        pending_starts = starts_before(block, pending_ends)
+        times_ns, ends = numbers_before(block, pending_starts - 1)
+        order_ends = ends - 1
+        order_starts = starts_before(block, order_ends)
+        sequences, ends = numbers_before(block, order_starts - 1)
+        is_message = (times_ns >= 0) & (sequences >= 0) & (header_ends <= frames.payload_ends)
+        is_message &= (pending_starts < pending_ends) & (order_starts < order_ends)
         subject_ends = self._subject_ends(block, ends - 1, frames.starts, is_message)
         rows: slice | np.ndarray = slice(None)
         statuses = []
@@ -127,7 +129,7 @@ class Deliveries:
             gather(buffer, starts, subject_ends[rows] - starts),
             parse_headers(raw, frames.has_headers[rows]),
             gather(buffer, header_ends[rows], (frames.payload_ends - header_ends)[rows]),
-            int(pending[rows][-1]) if is_message.any() else 0,
+            int(numbers_before(block, pending_ends[rows][-1:])[0][0]) if is_message.any() else 0,
         )
         return messages, statuses
 

@@ -34,7 +34,7 @@ from storage_core.live.wire import Frames, find_frames
 log = logging.getLogger("jstream")
 
 SILENCE_S = 10.0
-_CHUNK_SIZE = 1 << 20
+CHUNK_SIZE = 2 << 20  # of smaller ones the parser takes more time for a message, of larger ones no less
 _GATHER_S = 0.002  # how long more bytes are waited for, for a fuller chunk
 STREAM_NOT_FOUND, CONSUMER_NOT_FOUND, NO_MESSAGE_FOUND = 10059, 10014, 10037
 NO_RESPONDERS = 503
@@ -52,7 +52,7 @@ class Connection:
         self.silence_s = silence_s
         self._login = login.completed()
         self._socket: socket.socket | None = None
-        self._buffer = bytearray(2 * _CHUNK_SIZE)
+        self._buffer = bytearray(2 * CHUNK_SIZE)
         self._size, self._taken = 0, 0  # bytes that are there; those of frames that were handed out
         self._wanted = 0
         self._sids = 0
@@ -198,7 +198,7 @@ class Connection:
         before = self._size
         wait_s = timeout_s
         try:
-            while self._size < max(_CHUNK_SIZE, self._wanted):
+            while self._size < max(CHUNK_SIZE, self._wanted):
                 self._socket.settimeout(max(wait_s, 1e-6))
                 count = self._socket.recv_into(memoryview(self._buffer)[self._size :])
                 if not count:
@@ -220,7 +220,7 @@ class Connection:
             self._size -= self._taken
             self._wanted = max(0, self._wanted - self._taken)
             self._taken = 0
-        needed = max(self._wanted, self._size) + _CHUNK_SIZE
+        needed = max(self._wanted, self._size) + CHUNK_SIZE
         if needed > len(self._buffer):
             self._buffer.extend(bytes(needed - len(self._buffer)))
 

@@ -25,6 +25,10 @@ _VERBS = (b"INFO ", b"PING", b"PONG", b"+OK", b"-ERR")
 _LF, _CR, _SPACE = 10, 13, 32
 _LINE_SIZE_MIN = len(b"MSG s 1 0\r\n")
 _DIGITS_MAX = 19
+_NEIGHBOURS = [
+    tuple(map(np.uint64, each))
+    for each in ((10, 8, 0x00FF00FF00FF00FF), (100, 16, 0x0000FFFF0000FFFF), (10_000, 32, 0xFFFFFFFF))
+]
 _ZEROS, _TO_HIGH_BIT, _HIGH_BITS = (np.uint64(int(byte * 8, 16)) for byte in ("30", "76", "80"))
 
 
@@ -144,12 +148,13 @@ def numbers_before(block: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.
     """
     if not len(ends):
         return np.empty(0, np.int64), ends
-    values, digit_counts = _digits_before(block, ends)
+    digits, digit_counts = _digits_before(block, ends)
+    values = _value_of(digits)
     is_longer, scale = digit_counts == 8, 10**8
     while scale < 10**_DIGITS_MAX and is_longer.any():
         rows = slice(None) if is_longer.all() else is_longer
         more, counts = _digits_before(block, (ends - digit_counts)[rows])
-        values[rows] += more * scale
+        values[rows] += _value_of(more) * scale
         digit_counts[rows] += counts
         is_longer[rows] = counts == 8
         scale *= 10**8
@@ -159,7 +164,7 @@ def numbers_before(block: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _digits_before(block: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number that up to eight digits before each place are, and how many these are."""
+    """Return up to eight digits before each place, a byte each, zeros in front; and how many they are."""
     digits = elements(block, "<u8")[np.maximum(ends - 8, 0)] ^ _ZEROS
     others = ((digits + _TO_HIGH_BIT) | digits) & _HIGH_BITS
     if int(ends.min()) < 8:  # nothing that is a control line is so short
@@ -177,7 +182,26 @@ def _digits_before(block: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.
         counts = (64 - np.frexp(others.astype(np.float64))[1].astype(np.int64)) >> 3
         shifts = ((8 - counts) << 3).astype(np.uint64)
         digits = np.where(counts > 0, digits >> shifts << shifts, np.uint64(0))
-    digits = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-    digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-    digits = (digits * np.uint64(10_000) + (digits >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
-    return digits.astype(np.int64), counts
+    return digits, counts
+
+
+def _value_of(digits: np.ndarray) -> np.ndarray:
+    """Return the numbers that eight digits are, a byte each: neighbours are added up three times."""
+    for base, shift, mask in _NEIGHBOURS:
+        lower = digits >> shift
+        digits *= base
+        digits += lower
+        digits &= mask
+    return digits.view(np.int64)
+
+
+def starts_before(block: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return where the digits begin that end before each place, or 24 of them: of numbers that nobody needs."""
+    starts, rows = ends.copy(), np.arange(len(ends))
+    for _ in range(_DIGITS_MAX // 8 + 1):
+        if not len(rows):
+            break
+        _, counts = _digits_before(block, starts[rows])
+        starts[rows] -= counts
+        rows = rows[counts == 8]
+    return starts
