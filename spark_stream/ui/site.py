@@ -18,8 +18,8 @@ from shlex import quote
 from typing import Any
 
 from spark_stream.store_scan import Scan, scan_of
-from spark_stream.ui.model import mirrors
-from spark_stream.ui.model.mirrors import MirrorLags
+from spark_stream.ui import mirrors
+from spark_stream.ui.mirrors import MirrorLags
 from storage_core import Store
 from storage_core.errors import StorageError
 

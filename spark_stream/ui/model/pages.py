@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_stream.store_scan import Scan
+from spark_stream.ui.mirrors import mirror_of
 from spark_stream.ui.model.health import health, worst_lag
-from spark_stream.ui.model.mirrors import mirror_of
 from spark_stream.ui.model.rates import SPANS, arrivals, positions_over_time, rate
 from spark_stream.ui.model.settings import settings_of
 from spark_stream.ui.query import Query
