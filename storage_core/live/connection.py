@@ -222,7 +222,9 @@ class Connection:
             self._taken = 0
         needed = max(self._wanted, self._size) + CHUNK_SIZE
         if needed > len(self._buffer):
-            self._buffer.extend(bytes(needed - len(self._buffer)))
+            grown = bytearray(needed)
+            grown[: self._size] = memoryview(self._buffer)[: self._size]
+            self._buffer = grown
 
     def _found(self) -> tuple[np.ndarray, Frames]:
         size = 0 if self._wanted > self._size else self._size  # in the middle of a large message nothing is looked at

@@ -222,10 +222,12 @@ def _by_consumer(connection: Connection, info: StreamInfo, part: Range, position
                     raise _CutShortError(f"a consumer sent messages up to {sent}, and {position} does not come")
                 raise ServerAwayError(f"consumer {name} of stream {part.stream} is silent", stream=part.stream)
             messages, statuses = deliveries.take(*received)
+            del received  # a long message is in memory as few times as can be
             if len(messages):
                 pulls.came(len(messages))
                 position, waiting = int(messages.sequences[-1]) + 1, messages.pending
                 yield messages.slice(0, part.end)
+            del messages
             for status in statuses:
                 pulls.heard(status, part.stream)
     finally:

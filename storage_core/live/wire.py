@@ -23,6 +23,7 @@ LINE_SIZE_MAX = 1024 * 1024  # bytes of a control line; of INFO, which is the lo
 _MSG, _HMSG = np.frombuffer(b"MSG HMSG", "<u4")
 _VERBS = (b"INFO ", b"PING", b"PONG", b"+OK", b"-ERR")
 _LF, _CR, _SPACE = 10, 13, 32
+_LOOK_SIZE = 4 << 20  # bytes
 _LINE_SIZE_MIN = len(b"MSG s 1 0\r\n")
 _DIGITS_MAX = 19
 _NEIGHBOURS = [
@@ -65,7 +66,7 @@ def find_frames(block: np.ndarray) -> Frames:
 
     Raises ProtocolError for a line that begins no frame, a size that is none, and a message without its end.
     """
-    feeds = np.flatnonzero(block == _LF)
+    feeds = _feeds(block)
     starts = np.concatenate(([0], feeds[:-1] + 1)) if len(feeds) else feeds
     is_message, has_headers = _verbs(block, starts)
     candidates = np.flatnonzero(is_message)
@@ -90,6 +91,14 @@ def find_frames(block: np.ndarray) -> Frames:
     if not wanted and len(block) - end > LINE_SIZE_MAX:
         raise ProtocolError(f"a control line of more than {LINE_SIZE_MAX} bytes: {bytes(block[end : end + 80])!r}")
     return Frames(starts[lines], feeds[lines] - 1, is_message[lines], has_headers[lines], ends - 2, end, wanted)
+
+
+def _feeds(block: np.ndarray) -> np.ndarray:
+    """Return where the line feeds are; of a long message a piece at a time, for less memory."""
+    if len(block) <= _LOOK_SIZE:
+        return np.flatnonzero(block == _LF)
+    pieces = (block[start : start + _LOOK_SIZE] for start in range(0, len(block), _LOOK_SIZE))
+    return np.concatenate([np.flatnonzero(piece == _LF) + at * _LOOK_SIZE for at, piece in enumerate(pieces)])
 
 
 def _verbs(block: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
