@@ -185,9 +185,10 @@ def import_block(
 @contextmanager
 def _unpacked(directories: list[str]) -> Iterator[list[str]]:
     """Yield the directories, with what backups hold in their place; that is kept until the import is done."""
-    from storage_core.foreign.nats.backup_archive import is_archive, unpacked
+    from storage_core.foreign.nats.backup_archive import unpacked
+    from storage_core.foreign.nats.directory import is_backup
 
-    if not any(map(is_archive, directories)):
+    if not any(map(is_backup, directories)):
         yield directories
         return
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jstream" / "backups"

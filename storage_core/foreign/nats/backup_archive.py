@@ -18,10 +18,10 @@ from typing import Any
 
 from storage_core.errors import CorruptionError
 from storage_core.foreign.nats import message_archive
+from storage_core.foreign.nats.directory import BACKUP_ARCHIVE, BACKUP_DESCRIPTION, is_backup
 from storage_core.foreign.nats.meta import decode_config
 from storage_core.foreign.nats.s2 import CHUNK_DATA_MAX, declared_size, decompress_stream
 
-DESCRIPTION, ARCHIVE = "backup.json", "stream.tar.s2"
 _STREAM = Path("jetstream") / "$G" / "streams" / "stream"  # the name of the stream is the one in its meta.inf
 _DEPTH_MAX = 3
 _HEADER_SIZE, _COMPRESSED, _STORED, _SKIPPABLE = 4, 0x00, 0x01, 0x80
@@ -29,21 +29,16 @@ _CRC_SIZE = 4
 _PIECE_SIZE = 1 << 20
 
 
-def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Return whether a directory holds a backup of a stream."""
-    return all((Path(path) / name).is_file() for name in (DESCRIPTION, ARCHIVE))
-
-
 def unpacked(paths: Sequence[str], folder: Path) -> list[str]:
     """Return the paths, with what archives hold in their place; it lies in `folder`, the same each time.
 
     Raises CorruptionError naming the archive and what is wrong with it.
     """
-    return [str(_unpack(Path(path), folder)) if is_archive(path) else path for path in paths]
+    return [str(_unpack(Path(path), folder)) if is_backup(path) else path for path in paths]
 
 
 def _unpack(path: Path, folder: Path) -> Path:
-    archive = path / ARCHIVE
+    archive = path / BACKUP_ARCHIVE
     stat = archive.stat()
     name = f"{os.path.realpath(archive)}\n{stat.st_size}\n{stat.st_mtime_ns}".encode()
     place = folder / blake2b(name, digest_size=16).hexdigest()
@@ -71,9 +66,11 @@ def _unpack(path: Path, folder: Path) -> Path:
 
 def _description(path: Path) -> dict[str, Any]:
     try:
-        return decode_config((path / DESCRIPTION).read_bytes(), "type", str(path / DESCRIPTION))
+        return decode_config((path / BACKUP_DESCRIPTION).read_bytes(), "type", str(path / BACKUP_DESCRIPTION))
     except OSError as error:
-        raise CorruptionError(f"{path / DESCRIPTION} cannot be read: {error}", file=str(path / DESCRIPTION)) from error
+        raise CorruptionError(
+            f"{path / BACKUP_DESCRIPTION} cannot be read: {error}", file=str(path / BACKUP_DESCRIPTION)
+        ) from error
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, archive: Path) -> None:

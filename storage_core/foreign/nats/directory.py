@@ -35,6 +35,7 @@ from storage_core.os_errors import raise_if_limit, raise_if_of_process
 SERVER_DIRECTORY, STREAMS_DIRECTORY = "jetstream", "streams"
 MESSAGES_DIRECTORY = "msgs"
 PURGED_DIRECTORY, NEW_DIRECTORY = "__msgs__", "__new_msgs__"  # during a purge: what there was, and what will be
+BACKUP_DESCRIPTION, BACKUP_ARCHIVE = "backup.json", "stream.tar.s2"
 TOMBSTONE_SIZE = 30  # bytes of the block that a purge leaves
 _RAFT_DIRECTORY = "_js_"  # Raft logs are stores too, but of no messages
 
@@ -81,8 +82,15 @@ def find_streams(
         if not here:
             empty.append(path)
     if not streams:
+        if is_backup(empty[0]):
+            raise NotAStoreError(f"{empty[0]} is what `nats stream backup` wrote: `jstream import nats` takes it")
         raise NotAStoreError(f"{empty[0]} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
     return sorted(streams.values(), key=lambda stream: (stream.account, stream.name, stream.path))
+
+
+def is_backup(path: str | os.PathLike[str]) -> bool:
+    """Return whether a directory holds a backup of a stream: see backup_archive.py."""
+    return all((Path(path) / name).is_file() for name in (BACKUP_DESCRIPTION, BACKUP_ARCHIVE))
 
 
 def holds_streams(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool:

@@ -12,7 +12,8 @@ import pytest
 from harness.live_server import BINARIES, INSTALLED, LiveServer, create_stream, fill, frame, live_server, numbered
 
 from storage_core import Store
-from storage_core.foreign.nats.backup_archive import ARCHIVE, DESCRIPTION
+from storage_core.foreign.nats.directory import BACKUP_ARCHIVE as ARCHIVE
+from storage_core.foreign.nats.directory import BACKUP_DESCRIPTION as DESCRIPTION
 from storage_core.live.connection import Connection
 from storage_core.live.ranges import Range, read_range
 from storage_core.live.server import stream_info
@@ -112,6 +113,8 @@ def test_backup_is_imported_with_holes_and_consumers(
         reader = json.loads(jstream.done("consumer", "info", "A", "reader", "--json"))
         assert reader["ack_floor"]["stream_seq"] == 102
     assert not list((tmp_path / "cache" / "jstream" / "backups").iterdir())
+    for reader in (("drift", "nats", tmp_path / "backup"), ("mirror", server.url, "A", "--from", tmp_path / "backup")):
+        assert "`jstream import nats` takes it" in jstream(*reader).err
     assert jstream("import", "nats", tmp_path / "backup").err.startswith("stream A was imported before")
 
 
