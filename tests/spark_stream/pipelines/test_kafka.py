@@ -25,7 +25,10 @@ CONSOLE = '[sink]\nkind = "console"\n'
 
 # In one process of its own, since the connector has to be there when its session is made.
 SCRIPT = """
-import json, sys
+import json, os, sys
+sys.path.insert(0, os.environ["TESTS"])
+from conftest import set_environment
+set_environment()
 from pyspark.sql import SparkSession
 from spark_stream.pipelines.api import run_pipeline
 
@@ -74,7 +77,7 @@ def test_topic_becomes_a_stream_and_a_topic_again(tmp_path: Path) -> None:
         (tmp_path / "back.py").write_text(blocks["python"].replace("broker:9092", address))
         jars = ",".join(map(str, kafka.connector_jars()))
         command = [sys.executable, "-c", SCRIPT, address, jars, str(tmp_path / "kafka.toml"), str(tmp_path / "back.py")]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESTS": str(ROOT / "tests")}
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
         )
