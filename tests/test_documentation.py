@@ -299,6 +299,19 @@ NOT_RUN = [
         "README.md", "make demo", "tests/spark_stream/test_demo.py runs the demo; the tests are these", names_targets
     ),
     NotRun("README.md", "pip install", "tests/test_packaging.py installs the wheel", is_shell),
+    *(
+        NotRun(
+            "docs/guide/from-kafka.md",
+            begins,
+            "needs a broker; tests/spark_stream/pipelines/test_kafka.py runs it with one",
+            check,
+        )
+        for begins, check in (
+            ("# kafka.toml", is_a_pipeline),
+            ("$ jstream etl run kafka.toml", anything),
+            ("orders = (", is_python),
+        )
+    ),
     NotRun(
         "docs/guide/from-nats.md",
         "# warehouse.toml",

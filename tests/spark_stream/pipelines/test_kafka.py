@@ -68,13 +68,13 @@ print(json.dumps(sorted([row.key, row.value] for row in rows)))
 @pytest.mark.spark
 @pytest.mark.skipif(not kafka.connector_jars(), reason="Kafka's JARs are not here: python scripts/kafka_jars.py")
 def test_topic_becomes_a_stream_and_a_topic_again(tmp_path: Path) -> None:
-    blocks = dict(re.findall(r"^```(toml|python)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    file, _, back = re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     with Store.create(tmp_path / "warehouse") as store:
         store.add_stream({"name": "ORDERS", "subjects": ["orders.*"]})
     with kafka.broker(tmp_path / "kafka", 2) as address:
-        text = blocks["toml"].replace("broker:9092", address).partition("[spark]")[0]
+        text = file.replace("broker:9092", address).partition("[spark]")[0]
         (tmp_path / "kafka.toml").write_text(text)
-        (tmp_path / "back.py").write_text(blocks["python"].replace("broker:9092", address))
+        (tmp_path / "back.py").write_text(back.replace("broker:9092", address))
         jars = ",".join(map(str, kafka.connector_jars()))
         command = [sys.executable, "-c", SCRIPT, address, jars, str(tmp_path / "kafka.toml"), str(tmp_path / "back.py")]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESTS": str(ROOT / "tests")}
