@@ -81,7 +81,7 @@ class MessageReader(DataSourceReader):
             time_first_ns=_bound(constraints.time_first_ns, INT64_MIN),
             time_end_ns=_bound(constraints.time_end_ns, INT64_END),
             verify=self.settings.verify,
-            on_loss=_on_loss(self.settings),
+            on_data_loss=_on_data_loss(self.settings),
         )
         yield from rows_of(partition, options, self.settings, shape)
 
@@ -216,11 +216,11 @@ class LastMessageReader(MessageReader):
             _on_damage(damage, self.settings)
 
         filters = self.constraints.subjects or ()
-        return latest_only(slices, filters, _on_loss(self.settings), report_damage, store.environment)
+        return latest_only(slices, filters, _on_data_loss(self.settings), report_damage, store.environment)
 
 
-def _on_loss(settings: ReadSettings) -> str:
-    return "raise" if settings.fail_on_data_loss else "skip"
+def _on_data_loss(settings: ReadSettings) -> str:
+    return FAIL if settings.fail_on_data_loss else CONTINUE
 
 
 @contextmanager

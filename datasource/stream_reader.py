@@ -13,6 +13,7 @@ from datasource.shape import Shape
 from datasource.spark_versions import EarlyCalls
 from datasource.stream_calls import QueryStreamReader
 from datasource.stream_source import StreamSource
+from storage_core.metadata.reconcile import CONTINUE, FAIL
 from storage_core.store.reading.reading import ReadOptions
 
 
@@ -31,7 +32,7 @@ class MessageStreamReader(QueryStreamReader):
             columns=shape.asked,
             subject_filters=() if self.settings.subject is None else (self.settings.subject,),
             verify=self.settings.verify,
-            on_loss="raise" if self.settings.fail_on_data_loss else "skip",
+            on_data_loss=FAIL if self.settings.fail_on_data_loss else CONTINUE,
         )
         yield from rows_of(partition, options, self.settings, shape)
 

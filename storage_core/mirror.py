@@ -38,6 +38,7 @@ from storage_core.live.ranges import Range, read_range
 from storage_core.live.server import Servers, StreamInfo, message_time, stream_info
 from storage_core.metadata.appends import MIRROR, MIRROR_WRITER
 from storage_core.metadata.commands import Event, RecordEvents
+from storage_core.metadata.reconcile import FAIL
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.imports.config import consumer_config, default_name
@@ -62,7 +63,7 @@ class MirrorRequest:
     source: str  # name of the stream on the servers
     name: str | None = None  # here; None: the same, or what stands for it
     num_replicas: int | None = None  # None: as many as there are volumes
-    skip_lost: bool = False  # past what the source has removed before it was mirrored
+    on_data_loss: str = FAIL  # when the source has removed messages before they were mirrored
 
 
 @dataclass
@@ -229,9 +230,9 @@ class Mirror:
         """Report messages that went before they were mirrored; raises the error unless they are skipped."""
         assert error.first is not None
         assert error.end is not None
-        if not self._request.skip_lost:
+        if self._request.on_data_loss == FAIL:
             raise DataLossError(
-                f"stream {self.name!r}: {error}. To go on without them: --skip-lost",
+                f"stream {self.name!r}: {error}. To continue without them: --on-data-loss continue",
                 **{**error.fields, "stream": self.name},
             )
         report.gaps.append((error.first, error.end))
@@ -329,7 +330,7 @@ def position_of(stream: Stream, created: str | None = None) -> Position:
             break
         sequence = int(before.ends[-1]) - 1
         if not anchors or sequence < anchors[-1][0]:
-            times = stream.read(sequence, sequence + 1, ["timestamp_ns"], on_loss="skip").read_all()
+            times = stream.read(sequence, sequence + 1, ["timestamp_ns"], on_data_loss="continue").read_all()
             anchors += [(sequence, time.as_py()) for time in times.column("timestamp_ns")]
     return Position(created, state.next_sequence, tuple(anchors[: offsets.ANCHORS_KEPT]))
 

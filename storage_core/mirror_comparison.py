@@ -77,7 +77,7 @@ def compare_mirror(store: Store, servers: Servers, name: str) -> MirrorCompariso
 def _compared(stream: Stream, servers: Servers, info: StreamInfo) -> MirrorComparison:
     state = stream.state()
     outcome = MirrorComparison(stream.name, info.name, state.config.metadata.get(CREATED) == info.created)
-    mirrored = iter(stream.read(columns=COLUMNS, on_loss="skip"))
+    mirrored = iter(stream.read(columns=COLUMNS, on_data_loss="continue"))
     ours = _Side(mirrored)
     part = Range(info.name, info.created, info.first_sequence, info.next_sequence)
     theirs = _Side(messages.batch(info.name, COLUMNS) for messages in read_range(servers, part, _ignore))

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from spark_stream.cli.failures import ClosedStdout, RootGroup, VerbGroup
+from spark_stream.cli.front_options import LOCK_TIMEOUT, STORAGE_OPTION
+from spark_stream.cli.lock_timeout import keep_lock_timeout
 from spark_stream.cli.options import GroupStoreOption, remember_store
-from spark_stream.cli.storage_options import OPTION, keep_storage_options
+from spark_stream.cli.storage_options import keep_storage_options
 from spark_stream.look.terminal import Warnings, write
 
 
@@ -142,11 +144,19 @@ def root(
     storage_option: Annotated[
         list[str],
         typer.Option(
-            OPTION,
+            STORAGE_OPTION,
             metavar="KEY=VALUE",
             help="Setting of the volumes' object store, as aws_region=eu-central-1; may stand anywhere.",
         ),
     ] = [],  # noqa: B006
+    lock_timeout: Annotated[
+        str | None,
+        typer.Option(
+            LOCK_TIMEOUT,
+            metavar="DURATION",
+            help="How long to wait for another process that holds the store; may stand anywhere. Default: 60s.",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -154,6 +164,7 @@ def root(
     Warnings.listen()
     remember_store(ctx, store)
     keep_storage_options(storage_option)
+    keep_lock_timeout(lock_timeout)
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def _printed(stream: "Stream", table: "pa.Table") -> "pa.RecordBatch":
     times: dict[int, int] = {}
     sequences = table.column("sequence").to_pylist()
     for first, end in _stretches(sequences):
-        for batch in stream.read(first, end, columns=["sequence", "timestamp_ns"], on_loss="skip"):
+        for batch in stream.read(first, end, columns=["sequence", "timestamp_ns"], on_data_loss="continue"):
             times.update(
                 zip(batch.column("sequence").to_pylist(), batch.column("timestamp_ns").to_pylist(), strict=True)
             )

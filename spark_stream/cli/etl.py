@@ -358,9 +358,12 @@ def _watching(name: str, verbose: bool) -> Iterator[Shown]:
 def _place(text: str, option: str) -> tuple[int | None, int | None]:
     """Return a sequence, or nanoseconds since 1970."""
     if text.isdigit():
-        if not 1 <= int(text) < 2**63:
-            raise WrongUsage(f"{option} {text!r} is not a sequence; they are whole numbers from 1 on")
-        return int(text), None
+        from storage_core.sequences import check_sequence
+
+        try:
+            return check_sequence(option, int(text)), None
+        except ValueError as error:
+            raise WrongUsage(str(error)) from error
     try:
         return None, parse_since_ns(text, option, time.time_ns())
     except WrongUsage as error:

@@ -17,8 +17,8 @@ from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, WrongUsage
 from spark_stream.cli.options import (
     FirstOption,
     JsonOption,
+    OnDataLossOption,
     SinceOption,
-    SkipDamageOption,
     StoreOption,
     StreamArgument,
     SubjectFilterOption,
@@ -58,7 +58,7 @@ def export(
         str | None, typer.Option("--until", metavar="TIME", help="End before the first message of this time.")
     ] = None,
     subject: SubjectFilterOption = None,
-    skip_damage: SkipDamageOption = False,
+    on_data_loss: OnDataLossOption = "fail",
     objects: Annotated[
         bool, typer.Option("--objects", help="Of a bucket of objects (OBJ_...): write each object to a file in DIR.")
     ] = False,
@@ -85,7 +85,7 @@ def export(
         (covered,) = plan.ranges
         with progress_bar("messages") as progress:
             columns = PRINTED_COLUMNS if chosen == JSONL else None
-            batches = read_messages(opened, plan, subject, skip_damage, columns=columns or _read_columns())
+            batches = read_messages(opened, plan, subject, on_data_loss, columns=columns or _read_columns())
             counter = _Counter(batches, int(plan.slices.rows["row_count"].sum()), progress)
             if path is None:
                 for batch in counter:

@@ -22,8 +22,8 @@ import typer
 from typer.core import TyperGroup
 from typer.models import CommandInfo
 
+from spark_stream.cli.front_options import in_front
 from spark_stream.cli.interrupts import EXIT_INTERRUPTED, begin
-from spark_stream.cli.storage_options import in_front
 from spark_stream.look.terminal import naming_stdout
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_CLOSED_PIPE = 0, 1, 2, 141

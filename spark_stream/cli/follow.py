@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
-from spark_stream.cli.options import JsonOption, RawOption, SinceOption, SkipDamageOption, StoreOption, open_store
+from spark_stream.cli.options import JsonOption, OnDataLossOption, RawOption, SinceOption, StoreOption, open_store
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.look.messages import Style, print_batch
@@ -56,12 +56,12 @@ class Follower:
         store: "Store",
         positions: Iterable[Position],
         subject: str | None = None,
-        skip_damage: bool = False,
+        on_data_loss: str = "fail",
         joins: bool = False,
         report: Callable[[str], None] = say,
     ) -> None:
         """`joins`: streams made later that may hold `subject` are followed too. `report` takes texts for people."""
-        self._store, self._subject, self._skip_damage, self._report = store, subject, skip_damage, report
+        self._store, self._subject, self._on_data_loss, self._report = store, subject, on_data_loss, report
         self._positions = {position.stream: position for position in positions}
         self._joins, self._known = joins, set(store.streams())
 
@@ -98,7 +98,7 @@ class Follower:
         except NotFoundError:
             return  # deleted just now: the next look says so
         if plan is not None:
-            yield from read_messages(self._store, plan, self._subject, self._skip_damage, self._report)
+            yield from read_messages(self._store, plan, self._subject, self._on_data_loss, self._report)
             position.next_sequence = plan.ranges[0].end
 
     def _plan_news(self, position: Position) -> "ReadPlan | None":
@@ -144,7 +144,7 @@ def subscribe(
     since: SinceOption = None,
     count: Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="Stop after N messages.")] = None,
     raw: RawOption = False,
-    skip_damage: SkipDamageOption = False,
+    on_data_loss: OnDataLossOption = "fail",
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -170,7 +170,7 @@ def subscribe(
             positions.append(Position(followed.name, followed.incarnation, first))
         say(f"following {', '.join(position.stream for position in positions)}; Ctrl-C ends it")
         style = Style.chosen(json, raw)
-        print_following(opened, positions, subject, count, style, skip_damage, joins=stream is None)
+        print_following(opened, positions, subject, count, style, on_data_loss, joins=stream is None)
 
 
 def print_following(
@@ -179,12 +179,12 @@ def print_following(
     subject: str | None,
     count_max: int | None,
     style: Style,
-    skip_damage: bool,
+    on_data_loss: str,
     joins: bool = False,
     wait: Callable[[], None] = lambda: time.sleep(POLL_INTERVAL_S),
 ) -> None:
     """Print what the streams hold from `positions` on, and what arrives, up to `count_max` messages."""
-    follower = Follower(store, positions, subject, skip_damage, joins)
+    follower = Follower(store, positions, subject, on_data_loss, joins)
     many = joins or len(positions) > 1
     left = count_max
     for batch in follower.batches(wait):

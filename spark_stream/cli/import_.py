@@ -16,7 +16,7 @@ from spark_stream.cli.options import (
     EncryptionKeyOption,
     GroupStoreOption,
     JsonOption,
-    SkipDamageOption,
+    OnDataLossOption,
     StoreOption,
     TakeOverOption,
     open_store,
@@ -116,7 +116,7 @@ def import_stan(
     no_crc: Annotated[
         bool, typer.Option("--no-crc", help="Read messages whose checksum fails; each is reported as damage.")
     ] = False,
-    skip_damage: SkipDamageOption = False,
+    on_data_loss: OnDataLossOption = "fail",
     replicas: ReplicasOption = None,
     spark: SparkOption = None,
     take_over: TakeOverOption = False,
@@ -132,9 +132,7 @@ def import_stan(
 
     names = _names(streams, as_names)
     source = open_foreign(directories, LAYOUT, truncate_bad_eof=truncate_bad_eof, no_crc=no_crc)
-    _import(
-        source, names, replicas, spark, take_over, store, json, goes_on=skip_damage, truncate_bad_eof=truncate_bad_eof
-    )
+    _import(source, names, replicas, spark, take_over, store, json, on_data_loss, truncate_bad_eof)
 
 
 @app.command("block")
@@ -150,7 +148,7 @@ def import_block(
             help="First sequence of a block: its messages keep theirs. One for each FILE, in their order.",
         ),
     ] = None,
-    skip_damage: SkipDamageOption = False,
+    on_data_loss: OnDataLossOption = "fail",
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -170,7 +168,7 @@ def import_block(
         target = opened.stream(stream)
         for path, first in zip_longest(files, firsts or ()):
             with closing(OS_FILES.open(path.resolve())) as file:
-                got = blocks.import_block(target, file, first, damage.append if skip_damage else None)
+                got = blocks.import_block(target, file, first, damage.append if on_data_loss == "continue" else None)
             rows.append({"file": str(path), "stream": stream, "first": got.start, "end": got.stop})
     for sentence in damage:
         say(f"damaged: {sentence}")
@@ -216,7 +214,7 @@ def _import(
     take_over: bool,
     store: str,
     json: bool,
-    goes_on: bool = True,
+    on_data_loss: str = "continue",
     truncate_bad_eof: bool = False,
 ) -> None:
     from storage_core.errors import DataLossError, UnsupportedVersionError
@@ -225,7 +223,7 @@ def _import(
     for writer in source.writers():
         say(f"warning: {writer.describe()}")
     as_names = {old: new for old, new in names.items() if new is not None}
-    request = ImportRequest(tuple(names), as_names, replicas, goes_on, truncate_bad_eof)
+    request = ImportRequest(tuple(names), as_names, replicas, on_data_loss, truncate_bad_eof)
     runner = _Runner(spark)
     with open_store(store, take_over) as opened, progress_bar("block files", source.advice()) as progress:
         try:
@@ -236,7 +234,7 @@ def _import(
             above = "the options above read past it, and " if "(--" in str(error) else ""
             raise CommandFailed(
                 "stopped at the first bad record: nothing of that stream was imported; "
-                f"{above}--skip-damage reads past everything that cannot be read"
+                f"{above}--on-data-loss continue reads past everything that cannot be read"
             ) from error
         except UnsupportedVersionError as error:
             raise CommandFailed(_in_our_words(str(error))) from error

@@ -15,9 +15,9 @@ from spark_stream.cli.options import (
     FirstOption,
     ForceOption,
     JsonOption,
+    OnDataLossOption,
     RawOption,
     SinceOption,
-    SkipDamageOption,
     StoreOption,
     StreamArgument,
     SubjectFilterOption,
@@ -77,7 +77,7 @@ def view(
     subject: SubjectFilterOption = None,
     following: Annotated[bool, typer.Option("--follow", help="Then wait for new messages, until interrupted.")] = False,
     raw: RawOption = False,
-    skip_damage: SkipDamageOption = False,
+    on_data_loss: OnDataLossOption = "fail",
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -94,10 +94,10 @@ def view(
             from spark_stream.cli import follow
 
             start = follow.Position(name, stream.incarnation, first or 1)
-            follow.print_following(opened, [start], subject, size, style, skip_damage)
+            follow.print_following(opened, [start], subject, size, style, on_data_loss)
             return
         plan = plan_messages(opened, name, first, subject)
-        batches = read_messages(opened, plan, subject, skip_damage)
+        batches = read_messages(opened, plan, subject, on_data_loss)
         if sys.stdin.isatty() and sys.stdout.isatty():
             _print_pages(batches, size or PAGE_SIZE, style)
         else:
@@ -132,7 +132,7 @@ def last(
         int | None, typer.Option("--as-of", metavar="N", min=0, help="As if this sequence were the last one.")
     ] = None,
     raw: RawOption = False,
-    skip_damage: SkipDamageOption = False,
+    on_data_loss: OnDataLossOption = "fail",
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -142,9 +142,8 @@ def last(
         from storage_core.store.stream import check_filters
 
         plan = plan_messages(opened, name, None, subject, None if as_of is None else as_of + 1)
-        on_loss = "skip" if skip_damage else "raise"
-        slices = latest_only(plan.slices, check_filters(subject), on_loss, env=opened.environment)
-        batches = read_messages(opened, replace(plan, slices=slices), subject, skip_damage)
+        slices = latest_only(plan.slices, check_filters(subject), on_data_loss, env=opened.environment)
+        batches = read_messages(opened, replace(plan, slices=slices), subject, on_data_loss)
         _print_all(batches, None, Style.chosen(json, raw))
 
 
@@ -154,9 +153,7 @@ def subjects(
     wanted: Annotated[
         str | None, typer.Argument(metavar="FILTER", help="Only subjects that this filter takes.")
     ] = None,
-    subject_filter: Annotated[
-        str | None, typer.Option("--filter", metavar="FILTER", help="The same, as an option.")
-    ] = None,
+    subject: Annotated[str | None, typer.Option("--subject", metavar="FILTER", help="The same, as an option.")] = None,
     sort: Annotated[str, typer.Option("--sort", metavar="name|messages", help="Order of the subjects.")] = "name",
     names: Annotated[bool, typer.Option("--names", "-n", help="Print the subjects only.")] = False,
     store: StoreOption = "",
@@ -165,10 +162,10 @@ def subjects(
     """List the subjects in a stream, and how many messages each has."""
     if sort not in ("name", "messages"):
         raise WrongUsage(f"--sort {sort!r} is neither name nor messages")
-    if wanted is not None and subject_filter is not None:
-        raise WrongUsage("FILTER and --filter are the same: pass one of them")
+    if wanted is not None and subject is not None:
+        raise WrongUsage("FILTER and --subject are the same: pass one of them")
     with open_store(store, read_only=True) as opened:
-        counts = opened.stream(name).subjects(subject_filter if wanted is None else wanted)
+        counts = opened.stream(name).subjects(subject if wanted is None else wanted)
     ordered = dict(sorted(counts.items(), key=lambda item: (-item[1] if sort == "messages" else 0, item[0])))
     if json:
         print_json(ordered)

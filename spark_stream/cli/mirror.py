@@ -22,7 +22,15 @@ from spark_stream.cli.live_options import (
     UserOption,
     servers_of,
 )
-from spark_stream.cli.options import EncryptionKeyOption, JsonOption, StoreOption, TakeOverOption, open_store, read_keys
+from spark_stream.cli.options import (
+    EncryptionKeyOption,
+    JsonOption,
+    StoreOption,
+    TakeOverOption,
+    check_on_data_loss,
+    open_store,
+    read_keys,
+)
 from spark_stream.cli.termination import Termination
 from spark_stream.look.terminal import counted, print_lines, say
 
@@ -61,9 +69,15 @@ def mirror(
     follow: Annotated[
         bool, typer.Option("--follow/--once", help="Stay, and bring over what comes; or end when all is here.")
     ] = False,
-    skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on past messages that the source removed before they came over.")
-    ] = False,
+    on_data_loss: Annotated[
+        str,
+        typer.Option(
+            "--on-data-loss",
+            metavar="fail|continue",
+            callback=check_on_data_loss,
+            help="When the source removed messages before they came over: fail, or continue behind them.",
+        ),
+    ] = "fail",
     replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Copies of each block.")] = None,
     encryption_key: EncryptionKeyOption = None,
     context: ContextOption = None,
@@ -93,14 +107,14 @@ def mirror(
     else:
         wanted = [_Wanted(servers, stream, as_name, tuple(directories or ()), login)]
     with open_store(store, take_over) as opened:
-        mirrors = [_opened(opened, each, replicas, skip_lost, read_keys(encryption_key)) for each in wanted]
+        mirrors = [_opened(opened, each, replicas, on_data_loss, read_keys(encryption_key)) for each in wanted]
         code = _run(mirrors, follow, json)
     if code:
         raise typer.Exit(code)
 
 
 def _opened(
-    store: "Store", wanted: _Wanted, replicas: int | None, skip_lost: bool, encryption_key: list[str] | None
+    store: "Store", wanted: _Wanted, replicas: int | None, on_data_loss: str, encryption_key: list[str] | None
 ) -> "Mirror":
     from storage_core.mirror import Mirror, MirrorRequest
 
@@ -110,7 +124,7 @@ def _opened(
         from storage_core.foreign.nats.store import LAYOUT
 
         files = open_foreign(list(wanted.directories), LAYOUT, encryption_key=encryption_key)
-    request = MirrorRequest(wanted.stream, wanted.name, replicas, skip_lost)
+    request = MirrorRequest(wanted.stream, wanted.name, replicas, on_data_loss)
     servers = servers_of(wanted.addresses, **wanted.login)
     servers.check()
     return Mirror(store, servers, request, files)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.lock_timeout import lock_timeout
 from spark_stream.cli.named_stores import STORE_VARIABLE, default_store, volumes_of
 from spark_stream.cli.storage_options import storage_options
 
@@ -107,8 +108,25 @@ SinceOption = Annotated[
 SubjectFilterOption = Annotated[
     str | None, typer.Option("--subject", metavar="FILTER", help="Only messages whose subject this filter takes.")
 ]
-SkipDamageOption = Annotated[
-    bool, typer.Option("--skip-damage", help="Skip lost and damaged messages, and report them on stderr.")
+
+
+def check_on_data_loss(value: str) -> str:
+    """Return the policy for data loss. Raises WrongUsage naming the nearest for what is none."""
+    if value not in ("fail", "continue"):
+        from storage_core.suggestions import not_one_of
+
+        raise WrongUsage(f"--on-data-loss: {not_one_of(value, ('fail', 'continue'))}")
+    return value
+
+
+OnDataLossOption = Annotated[
+    str,
+    typer.Option(
+        "--on-data-loss",
+        metavar="fail|continue",
+        callback=check_on_data_loss,
+        help="At lost and damaged messages: fail, or skip them and report them on stderr.",
+    ),
 ]
 
 
@@ -140,7 +158,12 @@ def open_store(volumes: str, take_over: bool = False, warns: bool = True, read_o
         from storage_core.errors import NotAStoreError
     try:
         store = Store.open(
-            volumes, read_only, take_over=take_over, storage_options=storage_options(), recovers=read_only
+            volumes,
+            read_only,
+            take_over=take_over,
+            storage_options=storage_options(),
+            recovers=read_only,
+            **lock_timeout(),
         )
     except NotAStoreError as error:
         raise CommandFailed(f"{error}{_foreign_advice(volumes)}") from error

@@ -27,25 +27,24 @@ def read_messages(
     store: "Store",
     plan: "ReadPlan",
     subject: str | None,
-    skip_damage: bool,
+    on_data_loss: str,
     report: Callable[[str], None] = say,
     columns: tuple[str, ...] = PRINTED_COLUMNS,
 ) -> "Iterator[pa.RecordBatch]":
     """Yield what the plan covers, in these columns.
 
-    Raises DataLossError at what no copy has; with `skip_damage`, `report` gets its text and the rest is read. It
-    also gets texts on bad copies that others stood in for.
+    Raises DataLossError at what no copy has; with `on_data_loss` "continue", `report` gets its text and the rest is
+    read. It also gets texts on bad copies that others stood in for.
     """
     from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
     from storage_core.store.stream import check_filters
 
-    on_loss = "skip" if skip_damage else "raise"
-    options = ReadOptions(columns, subject_filters=check_filters(subject), on_loss=on_loss)
+    options = ReadOptions(columns, subject_filters=check_filters(subject), on_data_loss=on_data_loss)
 
     def report_damage(damage: ReadDamage) -> None:
         if damage.served:
             report(str(damage))
-        elif skip_damage:  # otherwise the error says it all; nobody needs to read it twice
+        elif on_data_loss == "continue":  # otherwise the error says it all; nobody needs to read it twice
             report(f"skipped: {damage}")
 
     yield from read_slices(plan.slices, options, report_damage, env=store.environment)

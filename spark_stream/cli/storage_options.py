@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import typer
 
-OPTION = "--storage-option"
+from spark_stream.cli.front_options import STORAGE_OPTION
+
 _settings: dict[str, str] = {}  # to the command that this process runs
 
 
@@ -20,7 +21,7 @@ def keep_storage_options(texts: Sequence[str]) -> None:
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
-            raise typer.BadParameter("it takes KEY=VALUE, as aws_region=eu-central-1", param_hint=OPTION)
+            raise typer.BadParameter("it takes KEY=VALUE, as aws_region=eu-central-1", param_hint=STORAGE_OPTION)
         _settings[key.strip().lower()] = value
 
 
@@ -28,17 +29,3 @@ def put_into_environment() -> None:
     """Let them count as part of the environment: for all that this process starts, and for each store that it opens."""
     os.environ.update({key.upper(): value for key, value in _settings.items()})
     _settings.clear()
-
-
-def in_front(words: Sequence[str]) -> list[str]:
-    """Return the words with this option, wherever it stands, before the verb: there it is parsed."""
-    front: list[str] = []
-    rest: list[str] = []
-    at = 0
-    while at < len(words):
-        if words[at] == "--":
-            return [*front, *rest, *words[at:]]
-        size = 2 if words[at] == OPTION else 1
-        (front if words[at].partition("=")[0] == OPTION else rest).extend(words[at : at + size])
-        at += size
-    return [*front, *rest]

@@ -36,6 +36,7 @@ from storage_core.live.login import is_live
 from storage_core.metadata.config import check_name
 from storage_core.paths import is_in_object_store, place, volume_path
 from storage_core.quantities import parse_duration_ns, parse_size
+from storage_core.sequences import check_sequence
 from storage_core.subjects import is_filter, is_literal
 from storage_core.suggestions import did_you_mean
 
@@ -61,11 +62,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     consumer_takeover: bool = False
     subject: str = ""
     start: str | int | dict[str, int] = ""  # earliest, latest, consumer, a time, a sequence, one per stream
-    fail_on_data_loss: bool = True
+    on_data_loss: Literal["fail", "continue"] = "fail"
     max_messages: Count | None = None  # a batch, at most
     max_bytes: Count | str | None = None  # text with a unit: 64MB
     max_blocks: Count | None = None
     lock_timeout: str = ""
+
+    @property
+    def fails_on_data_loss(self) -> bool:
+        return self.on_data_loss == "fail"
 
     @property
     def volumes(self) -> list[str]:
@@ -334,10 +339,10 @@ def _check_start(file: Path, source: Source) -> None:
         )
     sequences = [start] if isinstance(start, int) else list(start.values()) if isinstance(start, dict) else []
     for sequence in sequences:
-        if not 1 <= sequence < 2**63:
-            raise DefinitionError(
-                file, "source.start", f"{sequence} is not a sequence; they are whole numbers from 1 on"
-            )
+        try:
+            check_sequence("start", sequence)
+        except ValueError as error:
+            raise DefinitionError(file, "source.start", str(error).removeprefix("start: ")) from error
     if start == "consumer" and not source.consumer:
         raise DefinitionError(file, "source.start", "'consumer' needs source.consumer, the name of one")
     if isinstance(start, str) and start not in ("", "earliest", "latest", "consumer"):

@@ -55,7 +55,7 @@ def _options(source: Source) -> dict[str, str]:
         **source.options,
         "kafka.bootstrap.servers": servers,
         "includeHeaders": "true",
-        "failOnDataLoss": str(source.fail_on_data_loss).lower(),
+        "failOnDataLoss": str(source.fails_on_data_loss).lower(),
     }
     if any(map(is_glob, source.streams)):
         options["subscribePattern"] = "|".join(map(translate, source.streams))

@@ -198,7 +198,7 @@ class Run:
             failure = self._failure or error
             if isinstance(failure, CheckpointLostError):
                 raise failure from None
-            option, key = "with option failOnDataLoss=false", "with fail_on_data_loss = false below [source]"
+            option, key = "with option failOnDataLoss=false", 'with on_data_loss = "continue" below [source]'
             raise RunFailedError(in_words(failure).replace(option, key), code_of(failure)) from error
         finished = not stop.asked.is_set() or self._mode == CONTINUOUS
         self.summary.finish(finished, stopped=stop.reason)

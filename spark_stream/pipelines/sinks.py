@@ -44,7 +44,7 @@ def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
 
 def _changed_batches(pipeline: Pipeline) -> dict[str, str]:
     """Return the option for batches that come again with other rows: who goes on without what is lost has such."""
-    return {"failOnChangedBatch": str(pipeline.source.fail_on_data_loss).lower()}
+    return {"failOnChangedBatch": str(pipeline.source.fails_on_data_loss).lower()}
 
 
 def _not_into_the_source(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
@@ -92,7 +92,7 @@ def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -
     if letters.subject:
         made = made.withColumn("subject", F.lit(letters.subject))
     with open_store(letters.volumes, LOCK_TIMEOUT_S) as store:
-        any_content = not pipeline.source.fail_on_data_loss
+        any_content = not pipeline.source.fails_on_data_loss
         writer = WriterBatch(identity.app, str(identity.number), any_content=any_content)
         store.stream(letters.stream).append(made.toArrow(), writer)
 

@@ -65,7 +65,7 @@ def read_range(spark: SparkSession, source: Source, ranges: Mapping[str, tuple[i
 
 
 def common_options(source: Source) -> dict[str, str]:
-    options = {"stream": json.dumps(source.streams), "failOnDataLoss": str(source.fail_on_data_loss).lower()}
+    options = {"stream": json.dumps(source.streams), "failOnDataLoss": str(source.fails_on_data_loss).lower()}
     if source.subject:
         options["subject"] = source.subject
     if source.lock_timeout:

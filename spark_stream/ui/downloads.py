@@ -20,10 +20,11 @@ from spark_stream.look.messages import PRINTED_COLUMNS, json_lines
 from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, Wanted
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
+from storage_core.metadata.reconcile import CONTINUE
 from storage_core.schema import READ_SCHEMA
 from storage_core.store.contents import first_at_time, slices
 from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.reading.reading import REPORT, SKIP, ReadOptions, read_slices
+from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
 
 FORMATS = ("jsonl", "parquet")
 MEDIA_TYPES = {"jsonl": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
@@ -56,7 +57,7 @@ def download(site: Site, query: Query, name: str) -> Response:
         first = max(stream.first_sequence, end - (MESSAGE_COUNT_MAX if wanted.is_all else SEARCH_ROW_COUNT))
     columns = PRINTED_COLUMNS if kind == "jsonl" else tuple(READ_SCHEMA.names)
     request = ReadRequest((name,), {name: (first, max(first, end))}, subject_filters=wanted.subjects)
-    options = ReadOptions(columns, subject_filters=wanted.subjects, on_loss=SKIP)
+    options = ReadOptions(columns, subject_filters=wanted.subjects, on_data_loss=CONTINUE)
     batches = read_slices(slices(store, stream, request), options, env=store.environment)
     if not _making.acquire(blocking=False):
         raise TooManyDownloads(f"{AT_ONCE_MAX} files are being made already: try again soon")

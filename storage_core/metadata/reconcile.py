@@ -17,12 +17,19 @@ from storage_core.errors import holding
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
+from storage_core.suggestions import not_one_of
 
 HISTORY_RUNS_KEPT = 8  # of a position: an older copy may end this many leader sessions back and is still recognised
 RANGES_SHOWN = 5  # of an explanation
-CONTINUE, FAIL = "continue", "fail"  # policies: on_data_loss; failOnDataLoss=false and true
+CONTINUE, FAIL = "continue", "fail"  # policies of on_data_loss; in Spark failOnDataLoss=false and true
 POLICIES = (CONTINUE, FAIL)
 Runs = tuple[tuple[bytes, int], ...]  # (history id, first sequence of it), oldest first
+
+
+def check_policy(name: str, policy: object) -> None:
+    """Raise ValueError for what is no policy for data loss, naming the argument and the nearest policy."""
+    if policy not in POLICIES:
+        raise ValueError(f"{name}: {not_one_of(policy, POLICIES)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
 from storage_core.errors import DataLossError, StaleIncarnationError, UnavailableError
+from storage_core.metadata.reconcile import FAIL
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.latest import last_sequence
 from storage_core.store.reading.plan import ReadRequest, whole_blocks
-from storage_core.store.reading.reading import RAISE, ReadOptions, ask_block, read_slices
+from storage_core.store.reading.reading import ReadOptions, ask_block, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
 from storage_core.store.writing.duplicates import msg_ids
 from storage_core.subject_columns import match_mask
@@ -64,10 +65,10 @@ def last_sequence_of(store: OpenStore, stream: StreamState, subject_filter: str)
     return last_sequence(slices(store, stream, request), subject_filter, store.environment)
 
 
-def first_at_time(store: OpenStore, stream: StreamState, time_ns: int, on_loss: str = RAISE) -> int | None:
+def first_at_time(store: OpenStore, stream: StreamState, time_ns: int, on_data_loss: str = FAIL) -> int | None:
     """Return the first sequence whose time is not before `time_ns`, None if there is none."""
     request = ReadRequest((stream.name,), time_first_ns=time_ns)
-    options = ReadOptions(("sequence",), time_first_ns=time_ns, on_loss=on_loss)
+    options = ReadOptions(("sequence",), time_first_ns=time_ns, on_data_loss=on_data_loss)
     for batch in read_slices(slices(store, stream, request), options, env=store.environment):
         if batch.num_rows:
             return int(batch.column("sequence")[0].as_py())

@@ -22,6 +22,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import DeleteStream
 from storage_core.metadata.config import StreamConfig, given_keys
 from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.reconcile import FAIL, check_policy
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import whole_number
 from storage_core.schema import read_schema
@@ -40,7 +41,6 @@ from storage_core.store.writing.instructions import LAST_MSG_ID, LAST_SEQUENCE, 
 from storage_core.store.writing.removal import Removal, RemovalPlan
 from storage_core.store.writing.staging import Stager, Transaction
 from storage_core.store.writing.transactions import OutdatedTransaction
-from storage_core.suggestions import not_one_of
 
 if TYPE_CHECKING:
     from storage_core.store.writing.limits import Excess
@@ -256,21 +256,21 @@ class Stream:
         end: int | None = None,
         columns: Sequence[str] | None = None,
         subject: str | Sequence[str] | None = None,
-        on_loss: str = "raise",
+        on_data_loss: str = FAIL,
         report: Callable[[ReadDamage], None] | None = None,
     ) -> pa.RecordBatchReader:
         """Return a reader over sequences [first, end), in order, as batches of `read_schema(columns)`.
 
-        `on_loss`: "raise" stops with DataLossError at messages that are damaged or gone; "skip" goes on without them.
+        `on_data_loss`: at messages that are damaged or gone "fail" raises DataLossError, "continue" leaves them out.
         `report` hears of each loss. What `repair` has declared lost stops nobody: `lost_ranges` of `info` has it.
         """
         first, end = check_range(first, end)
-        _check_read(columns, on_loss)
+        _check_read(columns, on_data_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters = check_filters(subject)
         request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
         slices = contents.slices(self._store, self.state(), request)
-        options = ReadOptions(tuple(schema.names), subject_filters=filters, on_loss=on_loss)
+        options = ReadOptions(tuple(schema.names), subject_filters=filters, on_data_loss=on_data_loss)
         batches = read_slices(slices, options, report, env=self._store.environment)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -304,7 +304,7 @@ class Stream:
         subject: str | Sequence[str] | None = None,
         end: int | None = None,
         columns: Sequence[str] | None = None,
-        on_loss: str = "raise",
+        on_data_loss: str = FAIL,
         report: Callable[[ReadDamage], None] | None = None,
     ) -> pa.RecordBatchReader:
         """Return a reader over the last message of each subject that a filter takes, in order of sequence.
@@ -313,13 +313,15 @@ class Stream:
         else as in `read`.
         """
         _, end = check_range(None, end)
-        _check_read(columns, on_loss)
+        _check_read(columns, on_data_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters, env = check_filters(subject), self._store.environment
         request = ReadRequest((self.name,), {self.name: (None, end)}, subject_filters=filters)
         slices = contents.slices(self._store, self.state(), request)
-        last = latest_only(slices, filters, on_loss, report, env)
-        batches = read_slices(last, ReadOptions(tuple(schema.names), filters, on_loss=on_loss), report, env=env)
+        last = latest_only(slices, filters, on_data_loss, report, env)
+        batches = read_slices(
+            last, ReadOptions(tuple(schema.names), filters, on_data_loss=on_data_loss), report, env=env
+        )
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def first_at_time(self, time_ns: int) -> int | None:
@@ -414,10 +416,9 @@ def _purge(subject: str | None, keep: int | None, end: int | None, before_ns: in
     )
 
 
-def _check_read(columns: Sequence[str] | None, on_loss: str) -> None:
+def _check_read(columns: Sequence[str] | None, on_data_loss: str) -> None:
     """Raise ValueError for what cannot be asked of a read."""
-    if on_loss not in ("raise", "skip"):
-        raise ValueError(f"on_loss: {not_one_of(on_loss, ('raise', 'skip'))}")
+    check_policy("on_data_loss", on_data_loss)
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise ValueError(f"columns: {columns!r} is not a list of names")
 

@@ -127,14 +127,14 @@ class Calls:
     def purge(self) -> Call | None:
         stream = self._stream()
         top = max((append.sequences.stop for append in stream.appends.values() if append.first), default=1)
-        how = self._random.choice(("all", "subject", "up_to", "up_to", "keep"))
+        how = self._random.choice(("all", "subject", "end", "end", "keep"))
         what: dict[str, Any] = {}
         takes: Callable[[int, str], bool] = lambda sequence, subject: True  # noqa: E731
         if how == "subject":
             what["subject"] = wanted = self._random.choice(stream.subjects)
             takes = lambda sequence, subject: subject == wanted  # noqa: E731
-        elif how == "up_to":
-            what["up_to"] = end = self._random.randrange(1, top + 1)
+        elif how == "end":
+            what["end"] = end = self._random.randrange(1, top + 1)
             takes = lambda sequence, subject: sequence < end  # noqa: E731
         elif how == "keep":
             what["keep"] = self._random.randrange(1, 20)

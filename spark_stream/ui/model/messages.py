@@ -206,7 +206,7 @@ class _Reading:
             return []
         filters = self._wanted.subjects
         request = ReadRequest((self._stream.name,), {self._stream.name: (first, end)}, subject_filters=filters)
-        options = ReadOptions(_CUT, subject_filters=filters, on_loss=REPORT)
+        options = ReadOptions(_CUT, subject_filters=filters, on_data_loss=REPORT)
         rows: list[dict[str, Any]] = []
         self._looked_at += end - first
         block_slices = slices(self._store, self._stream, request)

@@ -107,7 +107,7 @@ def _by_reason(letters: "DeadLetters", pipeline: str) -> tuple[Mapping[str, _Rea
         stream = store.stream(letters.stream)
         end = stream.last_sequence + 1
         first = max(stream.first_sequence, end - LETTER_COUNT_MAX)
-        for batch in stream.read(first, end, columns=["sequence", "headers"], on_loss="skip"):
+        for batch in stream.read(first, end, columns=["sequence", "headers"], on_data_loss="continue"):
             for row in batch.to_pylist():
                 headers = {
                     header["key"].removeprefix(HEADER_PREFIX): header["value"].decode("utf-8", "replace")

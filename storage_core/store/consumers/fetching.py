@@ -180,7 +180,7 @@ def look_again(
     looked: list[tuple[int, int]] = []
     for first, end in (*_stretches(due.clip(start, SEQUENCE_MAX)), *_stretches(due.clip(1, start))):
         for block_slice in contents.slices(store, stream, ReadRequest((stream.name,), {stream.name: (first, end)})):
-            options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_loss=REPORT)
+            options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_data_loss=REPORT)
             for batch in read_slices([block_slice], options, damage.append, store.environment):
                 sequences = batch.column("sequence").to_numpy()
                 parts.append(sequences[due.mask(sequences)])
@@ -255,7 +255,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     filters = consumer.config.filter_subjects
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=filters)
-    options = ReadOptions(columns, filters, on_loss=REPORT)
+    options = ReadOptions(columns, filters, on_data_loss=REPORT)
 
     def hear(loss: ReadDamage) -> None:
         if not loss.served:

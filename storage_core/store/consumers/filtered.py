@@ -61,7 +61,7 @@ def _taken(
     """Yield the sequences of [first, end) that the filter takes, a frame at a time; what no copy has is left out."""
     filters = consumer.config.filter_subjects
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=filters)
-    options = ReadOptions(("sequence",), filters, on_loss=REPORT)
+    options = ReadOptions(("sequence",), filters, on_data_loss=REPORT)
     for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
         yield buffers.numbers(batch.column("sequence"))
 
@@ -85,7 +85,7 @@ def _count_in(store: OpenStore, block: BlockSlice, filters: tuple[str, ...]) -> 
     if known is not None:
         return known
     damage: list[ReadDamage] = []
-    options = ReadOptions(("sequence",), filters, on_loss=REPORT)
+    options = ReadOptions(("sequence",), filters, on_data_loss=REPORT)
     count = first = 0
     for batch in read_slices([block], options, damage.append, store.environment):
         if batch.num_rows and not count:
@@ -104,7 +104,7 @@ def time_read(store: OpenStore, stream: StreamState, at: int, sequence: int) -> 
     if known is not None:
         return known
     request = ReadRequest((stream.name,), {stream.name: (sequence, sequence + 1)})
-    options = ReadOptions(("timestamp_ns",), on_loss=REPORT)
+    options = ReadOptions(("timestamp_ns",), on_data_loss=REPORT)
     try:
         for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
             if batch.num_rows:

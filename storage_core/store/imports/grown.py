@@ -34,7 +34,7 @@ def go_on(
         return None
     last = int(shown.ends[-1]) - 1
     stream = store.stream(existing.name)
-    ours = stream.read(last, last + 1, COLUMNS, on_loss="skip").read_all().to_pylist()
+    ours = stream.read(last, last + 1, COLUMNS, on_data_loss="continue").read_all().to_pylist()
     theirs = [row for batch in _rows(source, planned, last, last + 1, files, []) for row in batch.to_pylist()]
     if not ours or _normal(ours) != _normal(theirs):
         return None

@@ -40,6 +40,7 @@ from storage_core.foreign.stan.store import StanStore
 from storage_core.frozen import replace
 from storage_core.metadata.commands import PrepareStreams, RecordEvents, RestoreStreams, ids_of_voters
 from storage_core.metadata.manifest import decode_blocks
+from storage_core.metadata.reconcile import CONTINUE, FAIL
 from storage_core.metadata.state import StoreState, StreamState, encode_stream, kept_of
 from storage_core.metadata.store_changes import over_totals
 from storage_core.sequences import SequenceSet
@@ -96,7 +97,7 @@ class ImportRequest:
     streams: tuple[str, ...] = ()  # names and globs; empty: all
     as_names: Mapping[str, str] = field(default_factory=dict)  # what to call them here, by their own names
     num_replicas: int | None = None  # None: as many as there are volumes
-    goes_on: bool = True  # past damage that costs messages; False: the contract of STAN's recovery
+    on_data_loss: str = CONTINUE  # at damage that costs messages; FAIL: the contract of STAN's recovery
     truncate_bad_eof: bool = False  # the source was opened so
 
 
@@ -211,10 +212,11 @@ class _Import:
         reported: list[ForeignDamage] = []
         consumers = self._source.consumers(foreign, reported.append)
         for damage in reported:
-            if not (damage.allowed or self._request.goes_on) and damage.record:
+            if self._request.on_data_loss == FAIL and not damage.allowed and damage.record:
                 raise DataLossError(damage.explain())
         reported += self._source.noted(foreign)
-        decided = [first.layout, first.account, foreign, msgspec.to_builtins(config), self._request.goes_on, slices]
+        policy = self._request.on_data_loss
+        decided = [first.layout, first.account, foreign, msgspec.to_builtins(config), policy, slices]
         return PlannedStream(
             foreign=foreign,
             layout=first.layout,
@@ -334,7 +336,7 @@ class _Import:
             block_max_msgs=config.block_max_msgs,
             block_max_bytes=config.block_max_bytes,
         )
-        return ImportTarget(config.name, place, head.source, self._request.goes_on)
+        return ImportTarget(config.name, place, head.source, self._request.on_data_loss)
 
     def _fill(self, works: Sequence[Work]) -> None:
         """Write what is missing, and bring the streams of one entry."""

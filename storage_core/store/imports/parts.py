@@ -43,6 +43,7 @@ from storage_core.foreign.losses import Claims, Losses, claims, losses
 from storage_core.foreign.slices import DAMAGE_COLUMNS
 from storage_core.foreign.union import UnionSlice
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks, row_of
+from storage_core.metadata.reconcile import FAIL
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
@@ -67,7 +68,7 @@ class ImportTarget:
     name: str
     place: BlockPlace
     source: bytes  # digest of what is imported
-    goes_on: bool  # past damage that costs messages; else the first that no option allows ends the import
+    on_data_loss: str  # FAIL: the first damage that costs messages, and that no option allows, ends the import
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def write_part(
     past, DiskFullError, ReadOnlyError, VolumeFailedError, StorageError (the source cannot be read).
     """
     target = task.target
-    reading = _Reading(target.goes_on)
+    reading = _Reading(target.on_data_loss)
     with translated(f"stream {target.name!r}"):
         blocks = BlockSink(target.place, env)
         try:
@@ -213,8 +214,8 @@ def write_part(
 class _Reading:
     """What was read of a part, and what was found wrong with it."""
 
-    def __init__(self, goes_on: bool) -> None:
-        self._goes_on = goes_on
+    def __init__(self, on_data_loss: str) -> None:
+        self._on_data_loss = on_data_loss
         self._seen: list[np.ndarray] = []
         self._missed: list[tuple[Claims, SequenceSet]] = []  # (what damage claims, removed) slice by slice
         self._slice: ForeignSlice | None = None
@@ -227,7 +228,7 @@ class _Reading:
 
         def hear(damage: ForeignDamage) -> None:
             reported.append(damage)
-            if damage.costs and not damage.allowed and not self._goes_on:
+            if damage.costs and not damage.allowed and self._on_data_loss == FAIL:
                 raise DataLossError(damage.explain())
 
         _check_seen(part, files)

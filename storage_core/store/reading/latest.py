@@ -17,9 +17,10 @@ from storage_core import buffers
 from storage_core.block.format import FRAME_ROW_COUNT_MAX
 from storage_core.block.reader import BlockReader
 from storage_core.errors import DataLossError, UnavailableError
+from storage_core.metadata.reconcile import FAIL
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.reading.reading import RAISE, ReadDamage, ReadOptions, ask_block, read_slices
+from storage_core.store.reading.reading import ReadDamage, ReadOptions, ask_block, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices, shown_counts
 from storage_core.subject_columns import match_mask
 
@@ -31,13 +32,13 @@ _LAST_OF = pa.schema([pa.field("subject", pa.string()), pa.field("sequence", pa.
 def latest_only(
     slices: BlockSlices,
     subject_filters: tuple[str, ...] = (),
-    on_loss: str = RAISE,
+    on_data_loss: str = FAIL,
     report: Callable[[ReadDamage], None] | None = None,
     env: Environment = REAL,
 ) -> BlockSlices:
     """Return the slices narrowed to the last message of each subject in each stream, of those that a filter takes.
 
-    Reads subjects. `on_loss` and `report` as for `read_slices`, which see: what is lost is passed over or raised.
+    Reads subjects. `on_data_loss` and `report` as for `read_slices`, which see: what is lost is passed over or raised.
     """
     rows, streams = slices.rows.copy(), list(slices.streams)
     for at, stream in enumerate(streams):
@@ -45,7 +46,9 @@ def latest_only(
         if not len(ours):
             continue
         part = slices[int(ours[0]) : int(ours[-1]) + 1]
-        shown = _Search(ReadOptions(("subject", "sequence"), subject_filters, on_loss=on_loss), report, env).of(part)
+        shown = _Search(
+            ReadOptions(("subject", "sequence"), subject_filters, on_data_loss=on_data_loss), report, env
+        ).of(part)
         everything = SequenceSet.from_ranges([(int(part.rows["first"].min()), int(part.rows["end"].max()))])
         hidden = everything.difference(shown)
         streams[at] = replace(stream, removed=hidden)

@@ -33,6 +33,7 @@ from storage_core.block.request import FrameRequest
 from storage_core.block.sizing import message_sizes
 from storage_core.errors import DataLossError, StorageError, UnavailableError, UnsupportedVersionError
 from storage_core.files import File, ReadingAhead
+from storage_core.metadata.reconcile import FAIL
 from storage_core.os_errors import is_away, is_of_process, of_process
 from storage_core.paths import is_in_object_store, place
 from storage_core.sequences import SequenceSet
@@ -47,11 +48,12 @@ T = TypeVar("T")
 Rows = Generator[pa.RecordBatch, None, bool]  # returns whether every row that was asked for was there
 
 REMEDY = (
-    "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false, in a shell --skip-damage); "
+    "to read the rest, say on_data_loss='continue' (in Spark failOnDataLoss=false, in a shell "
+    "--on-data-loss continue); "
     "`jstream verify` lists all damage"
 )
 OPENED_AHEAD_REMOTE = 4  # blocks; the small ones of them are whole in memory, of at most 5 MiB each
-RAISE, SKIP, REPORT = "raise", "skip", "report"  # what a read does about rows that no copy has
+REPORT = "report"  # a third policy for data loss, of our own: for callers who pass over nothing by what they read
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,8 @@ class ReadOptions:
     time_first_ns: int | None = None
     time_end_ns: int | None = None
     verify: bool = True  # check frame checksums
-    # RAISE; SKIP: report losses, and go on with what is whole; REPORT: the same of all that cannot be read, for callers
-    # who pass over nothing by that.
-    on_loss: str = RAISE
+    # FAIL; CONTINUE: report losses, and read what is whole; REPORT: the same, also where a volume is away.
+    on_data_loss: str = FAIL
 
 
 def read_slices(
@@ -103,7 +104,7 @@ def read_slices(
     """Yield the rows of the slices in order, as batches of `schema.read_schema(options.columns)`.
 
     `report` hears of every bad copy that was met: with `served` after its rows came from another one, without for rows
-    that no copy has. Raises DataLossError at the first of those (unless on_loss is SKIP), UnavailableError if nobody
+    that no copy has. Raises DataLossError at the first of those (with FAIL), UnavailableError if nobody
     can say yet whether they are lost, ProcessError, and StalePlanError if the plan is older than the store keeps what
     it names.
     """
@@ -307,9 +308,9 @@ class _Reading:
             damage = replace(damage, reason=f"{damage.reason}; they may be on {', '.join(former)}")
         if self._report is not None:
             self._report(damage)
-        if damage.is_away and self._options.on_loss != REPORT:
+        if damage.is_away and self._options.on_data_loss != REPORT:
             raise UnavailableError(f"{damage}; {losses.COME_BACK}", **damage.fields()) from bad[0].error
-        if self._options.on_loss == RAISE:
+        if self._options.on_data_loss == FAIL:
             raise DataLossError(f"{damage}; {REMEDY}", **damage.fields()) from bad[0].error
 
     def _damage(self, failure: _Failure, first: int, end: int, served: bool) -> ReadDamage:

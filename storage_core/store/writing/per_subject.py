@@ -23,12 +23,13 @@ from storage_core.block.format import ROW_COUNT_MAX
 from storage_core.block.hashing import msg_id_hashes
 from storage_core.errors import DataLossError, LimitExceededError, StorageError, UnavailableError
 from storage_core.metadata.commands import Remove
+from storage_core.metadata.reconcile import FAIL
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
-from storage_core.store.reading.reading import RAISE, REPORT, ReadDamage, ReadOptions, read_slices
+from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
 from storage_core.store.reading.slices import BlockSlice
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.duplicates import SortedRuns
@@ -164,14 +165,14 @@ class SubjectIndex:
         UnavailableError.
         """
         config = stream.config
-        new = SubjectRows.joined(_Reading(stream, self._env, RAISE).rows(staged))
+        new = SubjectRows.joined(_Reading(stream, self._env, FAIL).rows(staged))
         new = new.chosen(~duplicates.mask(new.sequences)) if duplicates else new
         base = stream.next_sequence
         new = SubjectRows(new.hashes, new.sequences + base, new.sizes)
-        on_loss = RAISE if config.discard_new_per_subject else REPORT
+        on_data_loss = FAIL if config.discard_new_per_subject else REPORT
         older = _NO_ROWS
         if len(new) and not overwrite:
-            older = SubjectRows.joined(self._older(session, stream, new.hashes, names, on_loss))
+            older = SubjectRows.joined(self._older(session, stream, new.hashes, names, on_data_loss))
         both = SubjectRows.joined([older, new])
         is_over = both.newer_counts() >= config.max_msgs_per_subject
         over = both.chosen(is_over)
@@ -188,7 +189,7 @@ class SubjectIndex:
         """
         wanted, counts = SortedRuns(), np.zeros(len(hashes), np.int64)
         wanted.add(hashes, np.arange(len(hashes)))
-        for rows in self._older(session, stream, hashes, names, RAISE):
+        for rows in self._older(session, stream, hashes, names, FAIL):
             counts += np.bincount(wanted.find(rows.hashes)[1], minlength=len(hashes))
         return counts
 
@@ -201,7 +202,7 @@ class SubjectIndex:
         """
         wanted, last = SortedRuns(), np.zeros(len(hashes), np.int64)
         wanted.add(hashes, np.arange(len(hashes)))
-        for rows in self._older(session, stream, hashes, names, RAISE):
+        for rows in self._older(session, stream, hashes, names, FAIL):
             which, at = wanted.find(rows.hashes)
             np.maximum.at(last, at, rows.sequences[which])
         return last
@@ -228,7 +229,7 @@ class SubjectIndex:
         return LimitExceededError(stream.name, "max_msgs_per_subject", limit, *counts, subject)
 
     def _older(
-        self, session: Session, stream: StreamState, hashes: np.ndarray, names: Sequence[str] | None, on_loss: str
+        self, session: Session, stream: StreamState, hashes: np.ndarray, names: Sequence[str] | None, on_data_loss: str
     ) -> Iterator[SubjectRows]:
         """Yield the messages of these subjects that the stream shows.
 
@@ -238,7 +239,7 @@ class SubjectIndex:
         distinct = hashes[order[is_last]]
         wanted = SortedRuns()
         wanted.add(distinct, 0)
-        reading = _Reading(stream, self._env, on_loss)
+        reading = _Reading(stream, self._env, on_data_loss)
         is_first = stream.incarnation not in self._streams
         index = self._streams.pop(stream.incarnation, None)
         filters = tuple(names) if names is not None and len(names) <= FILTERS_MAX else ()
@@ -325,8 +326,8 @@ class _StreamIndex:
 class _Reading:
     """Reads subjects and sizes of blocks, and knows whether everything was there."""
 
-    def __init__(self, stream: StreamState, env: Environment, on_loss: str = REPORT) -> None:
-        self._stream, self._env, self._on_loss = stream.name, env, on_loss
+    def __init__(self, stream: StreamState, env: Environment, on_data_loss: str = REPORT) -> None:
+        self._stream, self._env, self._on_data_loss = stream.name, env, on_data_loss
         self.is_complete = True
 
     def of_stream(
@@ -345,7 +346,7 @@ class _Reading:
         yield from self.rows(plan_stream(state, stream, volumes, request)[0], filters)
 
     def rows(self, blocks: Iterable[BlockSlice], filters: tuple[str, ...] = ()) -> Iterator[SubjectRows]:
-        options = ReadOptions(("sequence", "subject"), filters, on_loss=self._on_loss)
+        options = ReadOptions(("sequence", "subject"), filters, on_data_loss=self._on_data_loss)
         for block in blocks:
             sizes = None
             try:
@@ -355,7 +356,7 @@ class _Reading:
                     sequences = buffers.numbers(batch.column("sequence"))
                     yield SubjectRows(msg_id_hashes(batch.column("subject")), sequences, sizes.of(sequences))
             except (DataLossError, UnavailableError) as error:
-                if self._on_loss == RAISE:
+                if self._on_data_loss == FAIL:
                     raise
                 self._miss(error)
 

@@ -337,7 +337,9 @@ def _read_stream(store: Store, name: str, rows: dict[int, Row], reports: list[st
     stream.info(), stream.consumers()
     if stream.state().lost:
         reports.append("lost")
-    for batch in stream.read(columns=list(COLUMNS), on_loss="skip", report=lambda damage: reports.append(str(damage))):
+    for batch in stream.read(
+        columns=list(COLUMNS), on_data_loss="continue", report=lambda damage: reports.append(str(damage))
+    ):
         _rows(rows, batch)
     stream.subjects(), stream.gaps()
 

@@ -173,7 +173,7 @@ def test_a_block_file_alone_can_be_imported_once(jstream, store, block: Path, tm
     store.add_stream({"name": "U", "subjects": ["s.>"]})
     refused = jstream("import", "block", kept, "--stream", "U")
     assert (refused.code, store.stream("U").last_sequence) == (1, 0)
-    skipped = jstream("import", "block", kept, "--stream", "U", "--skip-damage", "--json")
+    skipped = jstream("import", "block", kept, "--stream", "U", "--on-data-loss", "continue", "--json")
     (imported,) = json.loads(skipped.out)["blocks"]
     assert skipped.code == 1 and 0 < imported["end"] - 1 < ROWS and "damaged: " in skipped.err
 

@@ -41,7 +41,7 @@ def test_a_damaged_block_is_named_and_the_exit_code_says_so(jstream, many: Store
     outcome = jstream("stream", "compact", "ORDERS")
     assert outcome.code == 1
     assert "not merged before it is repaired: stream 'ORDERS': sequences" in outcome.err and bad.name in outcome.err
-    assert many.stream("ORDERS").read(on_loss="skip").read_all().num_rows == 11
+    assert many.stream("ORDERS").read(on_data_loss="continue").read_all().num_rows == 11
 
 
 def test_an_unknown_stream_is_named(jstream, many: Store) -> None:

@@ -84,7 +84,7 @@ def test_damage_leaves_no_file_behind_and_can_be_skipped(trio, replicated: Store
     assert outcome.code == 1
     assert "ORDERS" in outcome.err
     assert [name for name in names(tmp_path) if name.startswith((".", "out"))] == []
-    outcome = trio("export", "ORDERS", tmp_path / "out.parquet", "--skip-damage")
+    outcome = trio("export", "ORDERS", tmp_path / "out.parquet", "--on-data-loss", "continue")
     assert outcome.code == 0
     assert "skipped: " in outcome.err
     assert pq.read_table(tmp_path / "out.parquet")["sequence"].to_pylist() == [1, 3, 4]

@@ -96,11 +96,11 @@ def test_a_channel_stops_at_the_first_bad_record_and_shows_it(jstream) -> None:
     assert "refused twice in a row" in refused.err
 
 
-def test_skip_damage_goes_on_past_what_no_option_reads(jstream, tmp_path: Path) -> None:
+def test_an_import_continues_past_what_no_option_reads(jstream, tmp_path: Path) -> None:
     shutil.copytree(STAN / "basic" / "store", tmp_path / "store")
     (tmp_path / "store" / "foo" / "msgs.2.dat").unlink()
     assert jstream("import", "stan", tmp_path / "store").code == 1
-    outcome = jstream("import", "stan", tmp_path / "store", "--skip-damage", "--json")
+    outcome = jstream("import", "stan", tmp_path / "store", "--on-data-loss", "continue", "--json")
     assert outcome.code == 1
     (foo,) = (one for one in json.loads(outcome.out)["streams"] if one["name"] == "foo")
     assert foo["last_seq"] == 70
@@ -113,7 +113,7 @@ def test_numbers_that_begin_again_stop_an_import_and_one_run_is_imported_past_th
     outcome = jstream("import", "stan", source)
     assert outcome.code == 1
     assert "24 records with sequences 1 to 24 and other content" in outcome.err
-    outcome = jstream("import", "stan", source, "--skip-damage", "--json")
+    outcome = jstream("import", "stan", source, "--on-data-loss", "continue", "--json")
     assert outcome.code == 1
     report = json.loads(outcome.out)
     (logs,) = report["streams"]

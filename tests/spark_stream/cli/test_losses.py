@@ -53,7 +53,7 @@ def test_a_disk_that_comes_back_brings_what_no_repair_gave_up(trio, unmounted: P
     assert "are lost" not in outcome.err
     (unread,) = json.loads(trio("repair", "--json").out)["unread"]
     assert (unread["stream"], unread["first"], unread["end"]) == ("ORDERS", 2, 3)
-    for words in (["view", "ORDERS", "--raw"], ["view", "ORDERS", "--raw", "--skip-damage"]):
+    for words in (["view", "ORDERS", "--raw"], ["view", "ORDERS", "--raw", "--on-data-loss", "continue"]):
         failed = trio("stream", *words)
         assert failed.code == 1 and "bring back what is away" in failed.err, "no read goes on past it"
     mount(unmounted, volumes[2])

@@ -103,8 +103,8 @@ def test_subjects_are_counted(jstream, orders) -> None:
         "orders.paid         1",
     ]
     assert json.loads(jstream.done("stream", "subjects", "ORDERS", "--json")) == {"orders.new": 3, "orders.paid": 1}
-    assert jstream.done("stream", "subjects", "ORDERS", "--filter", "*.paid", "--names") == "orders.paid\n"
-    assert jstream("stream", "subjects", "ORDERS", "--filter", "nothing").err == "no subjects\n"
+    assert jstream.done("stream", "subjects", "ORDERS", "--subject", "*.paid", "--names") == "orders.paid\n"
+    assert jstream("stream", "subjects", "ORDERS", "--subject", "nothing").err == "no subjects\n"
 
 
 def test_subjects_are_sorted_by_messages_when_asked(jstream, orders) -> None:
@@ -236,7 +236,7 @@ def test_what_can_be_no_sequence_is_wrong_usage(jstream, orders, sequence: int) 
 
 def test_subjects_take_their_filter_as_an_argument_too(jstream, orders) -> None:
     assert json.loads(jstream.done("stream", "subjects", "ORDERS", "*.paid", "--json")) == {"orders.paid": 1}
-    outcome = jstream("stream", "subjects", "ORDERS", "*.paid", "--filter", "*.paid")
+    outcome = jstream("stream", "subjects", "ORDERS", "*.paid", "--subject", "*.paid")
     assert outcome.code == 2 and "pass one of them" in outcome.err
 
 

@@ -154,8 +154,8 @@ def test_messages_that_went_before_they_came_over_are_a_loss_or_skipped(jstream:
     refused = jstream("mirror", server.url, "A")
     assert refused.code == 1
     assert "sequences 3003 to 3050 were removed" in refused.err
-    assert "--skip-lost" in refused.err
-    report = json.loads(jstream.done("mirror", server.url, "A", "--skip-lost", "--json"))
+    assert "--on-data-loss continue" in refused.err
+    report = json.loads(jstream.done("mirror", server.url, "A", "--on-data-loss", "continue", "--json"))
     assert (report["gaps"], report["messages"]) == ([[3_003, 3_051]], 52)
     assert [(event["before"], event["after"]) for event in events(jstream, "mirror_gap")] == [("3003", "3051")]
     drift = jstream("drift", server.url, "A", "--json")

@@ -38,6 +38,17 @@ def test_a_message_is_stored_only_if_the_stream_is_as_expected(jstream, stream) 
     assert jstream.done("pub", "s.a", "x", *expected) == "S 2\n"
 
 
+def test_a_command_waits_for_a_held_store_as_long_as_it_is_told(jstream, stream, store) -> None:
+    with store.session():
+        for words in (["pub", "s.a", "x", "--lock-timeout", "10ms"], ["--lock-timeout=0s", "pub", "s.a", "x"]):
+            outcome = jstream(*words)
+            assert outcome.code == 1 and "[JSTREAM_STORE_BUSY]" in outcome.err
+    wrong = jstream("pub", "s.a", "x", "--lock-timeout", "10")
+    assert wrong.code == 2 and "--lock-timeout: '10' has no unit" in wrong.err
+    assert jstream.done("pub", "s.a", "--lock-timeout", "1m", "--", "--lock-timeout") == "S 1\n"
+    assert bodies(stream) == [b"--lock-timeout"]
+
+
 def test_the_same_message_id_is_stored_once(jstream, stream) -> None:
     assert jstream.done("pub", "s.a", "one", "--msg-id", "x") == "S 1\n"
     assert jstream.done("pub", "s.a", "two", "--msg-id", "x") == "S 1 duplicate\n"

@@ -21,7 +21,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("stream", "find", "--empty"),
     ("stream", "get", "ORDERS", "3"),
     ("stream", "get", "ORDERS", "--last-for", "orders.new"),
-    ("stream", "view", "ORDERS", "--skip-damage"),
+    ("stream", "view", "ORDERS", "--on-data-loss", "continue"),
     ("stream", "view", "ORDERS"),
     ("stream", "last", "ORDERS"),
     ("stream", "subjects", "ORDERS"),
@@ -37,7 +37,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("check",),
     ("drift",),
     ("metrics",),
-    ("export", "ORDERS", "-", "--skip-damage"),
+    ("export", "ORDERS", "-", "--on-data-loss", "continue"),
     ("doctor",),
 )
 PAGES = (

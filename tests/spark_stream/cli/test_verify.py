@@ -58,7 +58,7 @@ def test_damage_can_be_gone_past_and_is_told(jstream, orders) -> None:
     outcome = jstream("stream", "view", "ORDERS", "--json")
     assert outcome.code == 1
     assert "cannot be read" in outcome.err
-    skipping = jstream("stream", "view", "ORDERS", "--json", "--skip-damage")
+    skipping = jstream("stream", "view", "ORDERS", "--json", "--on-data-loss", "continue")
     assert skipping.code == 0
     assert [json.loads(line)["seq"] for line in skipping.out.splitlines()] == [1, 5, 6]
     assert skipping.err.startswith("skipped: stream 'ORDERS': sequences 4 to 4")

@@ -53,7 +53,7 @@ def test_what_a_task_fails_with_is_raised_as_it_is(spark: SparkSession, tmp_path
     source = open_foreign(DATA / "stan" / "damaged-truncated-msgs" / "store", "stan")
     with Store.create(tmp_path / "volume") as store:
         with pytest.raises(DataLossError, match=r"--truncate-bad-eof"):
-            import_streams(store, source, ImportRequest(goes_on=False), run_parts=partial(job.run_parts, spark))
+            import_streams(store, source, ImportRequest(on_data_loss="fail"), run_parts=partial(job.run_parts, spark))
         assert store.streams() == []
 
 

@@ -144,7 +144,11 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
         ('stream = "ORDERS"', "", "source.stream: is missing"),
         ('stream = "ORDERS"', "stream = 5", "source.stream: 5 is not text or a list"),
         ('stream = "ORDERS"', 'stream = ["A", 5]', "source.stream[1]: 5 is not text"),
-        ('"ORDERS"', '"ORDERS"\nfail_on_data_loss = 1', "source.fail_on_data_loss: 1 is not true or false"),
+        (
+            '"ORDERS"',
+            '"ORDERS"\non_data_loss = "fial"',
+            "source.on_data_loss: 'fial' is not one of continue, fail",
+        ),
         ('"ORDERS"', '"ORDERS"\nmax_bytes = true', "source.max_bytes: True is not a whole number from 1 on"),
         ('"ORDERS"', '"ORDERS"\nmax_blocks = 1.5', "source.max_blocks: 1.5 is not a whole number from 1 on"),
         ('"ORDERS"', '"ORDERS"\nstart = { "A.B" = "x" }', "source.start.A.B: 'x' is not a whole number"),

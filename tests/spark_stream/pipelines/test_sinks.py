@@ -64,7 +64,7 @@ def test_a_batch_that_a_copy_of_the_checkpoint_cuts_elsewhere_stops_the_run(acti
         return etl.store.stream("PAID").read(columns=["data"]).read_all()["data"].to_pylist()
 
     assert (stored(), [data for data, _ in etl.letters()]) == ([b"o1", b"o2"], [b"nonsense"])
-    etl.file.write_text(etl.file.read_text().replace('"ORDERS"\n', '"ORDERS"\nfail_on_data_loss = false\n', 1))
+    etl.file.write_text(etl.file.read_text().replace('"ORDERS"\n', '"ORDERS"\non_data_loss = "continue"\n', 1))
     etl.run()
     etl.publish(4)
     etl.run()
@@ -178,8 +178,8 @@ def test_a_lost_range_stops_the_run_with_its_sequences_and_is_passed_when_told(a
     (stream,) = etl.status()["streams"]
     assert (stream["position"], stream["end"], stream["lag"]) == (None, 2, 1)
     told = etl.fail()
-    assert "DataLossError" in told and "with fail_on_data_loss = false below [source]" in told
-    etl.define(CONSOLE, "fail_on_data_loss = false")
+    assert "DataLossError" in told and 'with on_data_loss = "continue" below [source]' in told
+    etl.define(CONSOLE, 'on_data_loss = "continue"')
     assert etl.run()["rows_in"] == 1
 
 

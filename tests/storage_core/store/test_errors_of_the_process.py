@@ -78,12 +78,14 @@ def test_a_fetch_raises_and_hands_out_nothing(keys: dict[str, Any], code: int, s
 
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
-@pytest.mark.parametrize("on_loss", ["raise", "skip"])
-def test_a_read_raises_whatever_it_does_about_losses(code: int, on_loss: str, store: Store, limits: Limits) -> None:
+@pytest.mark.parametrize("on_data_loss", ["fail", "continue"])
+def test_a_read_raises_whatever_it_does_about_losses(
+    code: int, on_data_loss: str, store: Store, limits: Limits
+) -> None:
     stream = store.stream("orders")
     limits.code = code
     for read in (
-        lambda: stream.read(on_loss=on_loss).read_all(),
+        lambda: stream.read(on_data_loss=on_data_loss).read_all(),
         lambda: stream.get(2),
         lambda: stream.last("orders.eu"),
         lambda: stream.subjects(),
@@ -91,7 +93,7 @@ def test_a_read_raises_whatever_it_does_about_losses(code: int, on_loss: str, st
         with pytest.raises(ProcessError):
             read()
     limits.code = 0
-    assert stream.read(on_loss=on_loss).read_all().num_rows == 3
+    assert stream.read(on_data_loss=on_data_loss).read_all().num_rows == 3
     untouched(store)
 
 
@@ -164,7 +166,7 @@ def test_too_many_open_files_by_the_kernel_s_own_limit(tmp_path: Path) -> None:
             pass
         for call in (
             lambda: consumer.fetch(2, 0),
-            lambda: stream.read(on_loss="skip").read_all(),
+            lambda: stream.read(on_data_loss="continue").read_all(),
             lambda: stream.append(pa.table({"data": [b"c"]})),
             lambda: store.verify(),
             lambda: Store.open(sys.argv[1]),

@@ -113,7 +113,7 @@ def use(volume: Path) -> list[str]:
     """Do with a store what can be done, and return the names of the errors; only those of the hierarchy pass."""
     refused = []
     for act in (
-        lambda: Store.open(volume, lock_timeout_s=0.5).stream("orders").read(on_loss="skip").read_all(),
+        lambda: Store.open(volume, lock_timeout_s=0.5).stream("orders").read(on_data_loss="continue").read_all(),
         lambda: Store.open(volume, lock_timeout_s=0.5).verify(),
         lambda: Store.open(volume, lock_timeout_s=0.5).stream("orders").info(),
         lambda: Store.open(volume, lock_timeout_s=0.5).stream("orders").publish("orders", b"more"),

@@ -217,9 +217,9 @@ def test_22_a_block_of_a_newer_version_is_refused_also_where_losses_are_skipped(
     content = block.read_bytes()
     prologue = content[:8] + (2).to_bytes(4, "little")  # what a newer version would begin with
     block.write_bytes(prologue + crc32c(prologue).to_bytes(4, "little") + content[16:])
-    for on_loss in ("raise", "skip"):
+    for on_data_loss in ("fail", "continue"):
         with pytest.raises(UnsupportedVersionError, match="version"):
-            store.stream("orders").read(on_loss=on_loss).read_all()
+            store.stream("orders").read(on_data_loss=on_data_loss).read_all()
 
 
 # --- 11: a snapshot that is not aligned with its index ---------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_25_pickles_in_any_file_are_never_executed(
             (copy / name).write_bytes(bomb if whole else content[:-64] + bomb)
             try:
                 opened = Store.open(copy)
-                opened.stream("orders").read(on_loss="skip").read_all()
+                opened.stream("orders").read(on_data_loss="continue").read_all()
                 opened.verify()
                 opened.maintain()
             except StorageError:

@@ -154,15 +154,15 @@ def test_what_repair_declares_lost_is_passed_over(stream: Stream, disk: Disk, pa
     assert (info["num_unreadable"], info["num_pending"]) == (0, 0)
 
 
-@pytest.mark.parametrize("on_loss", ["raise", "skip"])
-def test_a_read_never_takes_a_volume_that_is_away_for_a_loss(on_loss: str, stream: Stream, disk: Disk) -> None:
+@pytest.mark.parametrize("on_data_loss", ["fail", "continue"])
+def test_a_read_never_takes_a_volume_that_is_away_for_a_loss(on_data_loss: str, stream: Stream, disk: Disk) -> None:
     disk.unmount()
     with pytest.raises(UnavailableError, match="no loss"):
-        stream.read(on_loss=on_loss).read_all()
+        stream.read(on_data_loss=on_data_loss).read_all()
     with pytest.raises(UnavailableError):
         stream.get(3)
     disk.mount()
-    assert stream.read(on_loss=on_loss).read_all().num_rows == 20
+    assert stream.read(on_data_loss=on_data_loss).read_all().num_rows == 20
 
 
 def test_a_loss_on_a_volume_that_is_there_is_skipped_if_asked_for(stream: Stream, disk: Disk) -> None:
@@ -170,4 +170,4 @@ def test_a_loss_on_a_volume_that_is_there_is_skipped_if_asked_for(stream: Stream
         path.unlink()
     with pytest.raises(DataLossError):
         stream.read().read_all()
-    assert stream.read(on_loss="skip").read_all().num_rows == 0
+    assert stream.read(on_data_loss="continue").read_all().num_rows == 0

@@ -267,18 +267,18 @@ def test_a_channel_stops_at_its_first_bad_record_and_an_option_reads_past_it_onc
     store = machine.create()
     case = "damaged-truncated-msgs"
     with pytest.raises(DataLossError, match=r"(?s)message with sequence 70 is lost.*payload.*--truncate-bad-eof"):
-        import_streams(store, opened("stan", case), ImportRequest(goes_on=False))
+        import_streams(store, opened("stan", case), ImportRequest(on_data_loss="fail"))
     assert store.streams() == []
-    cut = ImportRequest(goes_on=False, truncate_bad_eof=True)
+    cut = ImportRequest(on_data_loss="fail", truncate_bad_eof=True)
     report = import_streams(store, opened("stan", case, truncate_bad_eof=True), cut)
     assert not report["ok"]
     assert next(one for one in report["streams"] if one["name"] == "foo")["lost_ranges"] == [[70, 71]]
     again = import_streams(machine.open(), opened("stan", case, truncate_bad_eof=True), cut)
     assert all(one["already"] for one in again["streams"]), "the same import is no second use"
-    other = ImportRequest(("foo",), {"foo": "other"}, goes_on=False, truncate_bad_eof=True)
+    other = ImportRequest(("foo",), {"foo": "other"}, on_data_loss="fail", truncate_bad_eof=True)
     with pytest.raises(RequirementError, match=r"--truncate-bad-eof was used for the last import.*twice in a row"):
         import_streams(machine.open(), opened("stan", case, truncate_bad_eof=True), other)
-    without = ImportRequest(("leer",), {"leer": "in-between"}, goes_on=False)
+    without = ImportRequest(("leer",), {"leer": "in-between"}, on_data_loss="fail")
     import_streams(store, opened("stan", case), without)
     assert import_streams(store, opened("stan", case, truncate_bad_eof=True), other)["streams"][0]["lost"] == 1
 
@@ -286,7 +286,7 @@ def test_a_channel_stops_at_its_first_bad_record_and_an_option_reads_past_it_onc
 def test_an_import_that_was_killed_past_an_unexpected_end_is_gone_on_with() -> None:
     machine = Machine(2)
     store = machine.create()
-    case, cut = "damaged-truncated-msgs", ImportRequest(goes_on=False, truncate_bad_eof=True)
+    case, cut = "damaged-truncated-msgs", ImportRequest(on_data_loss="fail", truncate_bad_eof=True)
 
     def killed(tasks: Sequence[PartTask], step: Callable[[int], None]) -> Any:
         raise KeyboardInterrupt
@@ -302,7 +302,7 @@ def test_an_import_that_was_killed_past_an_unexpected_end_is_gone_on_with() -> N
 def test_messages_without_a_checksum_that_holds_are_read_if_asked_for_and_told() -> None:
     store = Machine(2).create()
     case = "damaged-bitflip-no-index"
-    request = ImportRequest(goes_on=False)
+    request = ImportRequest(on_data_loss="fail")
     with pytest.raises(DataLossError, match=r"--no-crc"):
         import_streams(store, opened("stan", case), request)
     source = opened("stan", case, no_crc=True)

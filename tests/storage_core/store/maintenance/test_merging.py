@@ -366,7 +366,7 @@ def test_a_block_that_is_whole_nowhere_waits_for_its_repair_and_loses_nothing_mo
     (reason,) = done["unreadable"]
     assert "sequences 7 to 8" in reason
     assert state_of(store).blocks.rows["first"].tolist() == [1, 7, 9]
-    assert store.stream(NAME).read(on_loss="skip").read_all().num_rows == 12
+    assert store.stream(NAME).read(on_data_loss="continue").read_all().num_rows == 12
     store.repair()
     assert store.compact()["runs"] == 0, "the lost messages may come back to their place between the two"
     store.repair(discard_lost=True)

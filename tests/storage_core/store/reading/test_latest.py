@@ -83,12 +83,12 @@ def test_what_is_lost_is_raised_or_passed_over_and_reported(tmp_path: Path) -> N
     with pytest.raises(DataLossError):
         stream.last_per_subject().read_all()
     heard: list[ReadDamage] = []
-    left = stream.last_per_subject(on_loss="skip", report=heard.append).read_all()
+    left = stream.last_per_subject(on_data_loss="continue", report=heard.append).read_all()
     assert left.column("sequence").to_pylist() == [1, 2]
     assert [(one.first, one.end) for one in heard] == [(3, 4)]
 
 
-@pytest.mark.parametrize("wrong", [{"on_loss": "no"}, {"columns": "data"}, {"end": -1}, {"subject": "a..b"}])
+@pytest.mark.parametrize("wrong", [{"on_data_loss": "no"}, {"columns": "data"}, {"end": -1}, {"subject": "a..b"}])
 def test_what_cannot_be_asked_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         made(5).last_per_subject(**wrong)

@@ -40,7 +40,7 @@ FRAMES = 3
 FRAME_ROWS = 10
 HOLES = (4, 10, 11, 25)  # relative sequences that the second block leaves out
 BLOCKS = 2
-SKIP = ReadOptions(("sequence",), on_loss="skip")
+SKIP = ReadOptions(("sequence",), on_data_loss="continue")
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_a_copy_that_is_not_the_block_is_passed_over(scattered: Scattered, harm:
     for at in range(bad_count):
         HARM[harm](copy_path(one, at))
     told: list[ReadDamage] = []
-    assert sequences(scattered.slices(), replace(SKIP, on_loss="raise"), told) == expected
+    assert sequences(scattered.slices(), replace(SKIP, on_data_loss="fail"), told) == expected
     mine = [damage for damage in told if damage.first >= one.first]
     assert [(damage.file, damage.served) for damage in mine] == [(one.paths[at], True) for at in range(bad_count)]
     assert {(damage.first, damage.end) for damage in mine} == {(one.first, one.end)}
@@ -280,7 +280,7 @@ def test_rows_that_no_copy_has_are_lost_and_every_copy_is_named(scattered: Scatt
     (damage,) = [one for one in told if not one.served]
     assert (damage.first, damage.end) == (one.first, one.end)
     with pytest.raises(DataLossError, match=f"sequences {one.first} to {one.end - 1} cannot be read") as raised:
-        sequences(scattered.slices(), replace(SKIP, on_loss="raise"))
+        sequences(scattered.slices(), replace(SKIP, on_data_loss="fail"))
     assert all(path in str(raised.value) for path in one.paths)
 
 
@@ -314,7 +314,7 @@ def test_a_disk_that_fails_at_any_read_is_passed_over(tmp_path: Path) -> None:
 
                 env = replace(REAL, files=FaultyFiles(OS_FILES, judge, ("open", "read", "size")))
                 told: list[ReadDamage] = []
-                assert sequences(slices, replace(SKIP, on_loss="raise"), told, env) == expected
+                assert sequences(slices, replace(SKIP, on_data_loss="fail"), told, env) == expected
                 assert told and all(one.served for one in told)
                 if not forever:
                     assert len(told) == 1 and "Input/output error" in told[0].reason
@@ -371,7 +371,7 @@ def test_a_volume_that_never_took_the_block_is_no_news(tmp_path: Path) -> None:
     assert [damage.file for damage in told] == [one.paths[0]]
     HARM["zero bytes"](copy_path(one, 1))
     with pytest.raises(DataLossError) as raised:
-        sequences([one], replace(SKIP, on_loss="raise"))
+        sequences([one], replace(SKIP, on_data_loss="fail"))
     assert one.paths[0] in str(raised.value) and one.paths[1] in str(raised.value)
     assert one.paths[2] not in str(raised.value)
 
@@ -473,7 +473,7 @@ def test_an_old_plan_is_stale_and_any_volume_that_is_left_says_so(store: Store, 
     store.maintain()
     for number in lost_volumes:
         shutil.rmtree(store.volumes()[number].path)
-    for options in (SKIP, replace(SKIP, on_loss="raise")):
+    for options in (SKIP, replace(SKIP, on_data_loss="fail")):
         with pytest.raises(StalePlanError, match="sequences 1 to 10 were removed"):
             sequences(plan.slices, options)
     left = [one.path for one in store.volumes() if one.identity is not None]
@@ -485,9 +485,9 @@ def test_messages_whose_only_volume_is_away_are_no_loss_and_back_with_it(store: 
     stream.append(pa.record_batch({"data": [b"x"] * 5}))
     home = next(one.path for one in store.volumes() if one.volume_id in stream.state().placement)
     home.rename(home.with_name("away"))
-    for on_loss in ("raise", "skip"):
+    for on_data_loss in ("fail", "continue"):
         with pytest.raises(UnavailableError, match=f"sequences 1 to 5 cannot be read: the volume is away: {home} "):
-            stream.read(on_loss=on_loss).read_all()
+            stream.read(on_data_loss=on_data_loss).read_all()
     home.with_name("away").rename(home)
     assert stream.read().read_all().num_rows == 5
 
@@ -497,7 +497,7 @@ def test_a_block_that_is_gone_from_every_volume_but_should_not_be_is_lost(store:
     for path in plan.slices[0].paths:
         Path(path).unlink()
     with pytest.raises(DataLossError, match="sequences 1 to 10 cannot be read: the file is missing"):
-        sequences(plan.slices, replace(SKIP, on_loss="raise"))
+        sequences(plan.slices, replace(SKIP, on_data_loss="fail"))
     assert sequences(plan.slices) == list(range(11, 21))
 
 

@@ -272,7 +272,7 @@ def test_a_block_of_which_a_frame_is_damaged_is_adopted_with_its_whole_frames(tm
     file.write_bytes(content)
     adopt.execute(adopt.plan([path]))
     with Store.open([path]) as store:
-        assert store.stream("U").read(on_loss="skip").read_all().num_rows == 140_000 - 65_536
+        assert store.stream("U").read(on_data_loss="continue").read_all().num_rows == 140_000 - 65_536
 
 
 def test_blocks_that_no_journal_speaks_of_are_told_and_left_alone(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ class Lived:
     first: int  # sequences of the victim
     end: int
 
-    def read(self, on_loss: str = "raise") -> list[int]:
-        table = self.stream.read(columns=["sequence"], on_loss=on_loss).read_all()
+    def read(self, on_data_loss: str = "fail") -> list[int]:
+        table = self.stream.read(columns=["sequence"], on_data_loss=on_data_loss).read_all()
         return table.column("sequence").to_pylist()  # type: ignore[no-any-return]
 
 
@@ -95,7 +95,7 @@ def test_a_block_that_is_not_whole_is_missing_and_not_empty(lived: Lived, how: s
     for part in ("'orders'", f"sequences {lived.first} to {lived.end - 1}", str(lived.victim), "offset_bytes"):
         assert part in str(raised.value)
     expected = [*range(1, lived.first), *range(lived.end, BLOCKS * ROWS_PER_BLOCK + 1)]
-    assert lived.read("skip") == expected
+    assert lived.read("continue") == expected
     assert lived.stream.last_sequence == BLOCKS * ROWS_PER_BLOCK
     verified = lived.store.verify()
     (damage,) = verified["damage"]
@@ -106,7 +106,7 @@ def test_a_block_that_is_not_whole_is_missing_and_not_empty(lived: Lived, how: s
     assert not replica["current"] and replica["damaged_blocks"] == 1 and replica["state"] == "damaged"
     assert lived.stream.info()["state"]["last_seq"] == BLOCKS * ROWS_PER_BLOCK
     assert list(lived.stream.append([pa.record_batch({"data": [b"more"]})])) == [BLOCKS * ROWS_PER_BLOCK + 1]
-    assert lived.read("skip")[-1] == BLOCKS * ROWS_PER_BLOCK + 1
+    assert lived.read("continue")[-1] == BLOCKS * ROWS_PER_BLOCK + 1
 
 
 def test_a_damaged_frame_costs_itself_and_no_other(lived: Lived) -> None:
@@ -116,9 +116,9 @@ def test_a_damaged_frame_costs_itself_and_no_other(lived: Lived) -> None:
     lived.victim.write_bytes(content)
     with pytest.raises(DataLossError, match=f"sequences {lived.first} to {lived.first + first_frame - 1} "):
         lived.read()
-    assert lived.read("skip") == [*range(1, lived.first), *range(lived.first + first_frame, 3 * ROWS_PER_BLOCK + 1)]
+    assert lived.read("continue") == [*range(1, lived.first), *range(lived.first + first_frame, 3 * ROWS_PER_BLOCK + 1)]
     told: list[ReadDamage] = []
-    lived.stream.read(on_loss="skip", report=told.append).read_all()
+    lived.stream.read(on_data_loss="continue", report=told.append).read_all()
     assert [(one.first, one.end) for one in told] == [(lived.first, lived.first + first_frame)]
     (damage,) = lived.store.verify()["damage"]
     assert (damage["first"], damage["end"]) == (lived.first, lived.first + first_frame)
@@ -152,7 +152,7 @@ def test_a_stream_whose_folder_is_gone_keeps_its_numbers(lived: Lived) -> None:
     shutil.rmtree(lived.victim.parent)
     with pytest.raises(DataLossError, match=f"sequences 1 to {ROWS_PER_BLOCK}"):
         lived.read()
-    assert lived.read("skip") == []
+    assert lived.read("continue") == []
     assert lived.stream.last_sequence == BLOCKS * ROWS_PER_BLOCK
     info = lived.stream.info()
     assert info["state"]["messages"] == info["state"]["last_seq"] == BLOCKS * ROWS_PER_BLOCK

@@ -197,7 +197,7 @@ def test_a_copy_that_cannot_be_mended_rests_before_it_is_tried_again(paths: list
     clock = Clock()
     with Store.open(paths[:2], env=replace(REAL, now_ns=clock.now_ns)) as store:
         with pytest.raises(UnavailableError):  # no loss yet, whatever the reader wants of losses
-            store.stream("S").read(on_loss="skip").read_all()
+            store.stream("S").read(on_data_loss="continue").read_all()
         for _ in range(3):
             clock.now += 2 * background_repair.LOOK_EVERY_NS
             store.stream("S").publish("s.a", b"x")

@@ -73,7 +73,7 @@ class Both:
         assert ("error" not in answer) == bool(self._stream.remove(sequence))
 
     async def purge(self, **asked: int) -> None:
-        answer = await self.call("STREAM.PURGE.S", **{"seq" if key == "up_to" else key: n for key, n in asked.items()})
+        answer = await self.call("STREAM.PURGE.S", **{"seq" if key == "end" else key: n for key, n in asked.items()})
         assert answer["purged"] == self._stream.purge(**asked), answer
 
     async def refuse_all(self) -> None:
@@ -156,7 +156,7 @@ def test_random_operations_leave_the_same_messages(config: dict[str, Any], tmp_p
                 await both.remove(choose.randint(max(1, last - 8), last))
             elif what == "purge":
                 await both.purge(
-                    **choose.choice([{"keep": choose.randint(1, 4)}, {"up_to": choose.randint(1, last + 1)}])
+                    **choose.choice([{"keep": choose.randint(1, 4)}, {"end": choose.randint(1, last + 1)}])
                 )
             elif what == "edit":
                 key = choose.choice([one for one in config if not one.startswith("discard")])
