@@ -68,7 +68,7 @@ def resolve(
         )
     if not pipeline.source.is_store:
         raise BackfillRefusedError(
-            "the source is a running NATS server: a backfill reads a store, such as a mirror of it"
+            "the source is a running server: a backfill reads a store, such as a mirror, or what a pipeline has stored"
         )
     with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
         names = matching(store, pipeline.source)

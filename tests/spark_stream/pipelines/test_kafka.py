@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from benchmarks import kafka
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import Pipeline, load_pipeline
 from spark_stream.pipelines.errors import CheckpointError, DefinitionError
+from spark_stream.pipelines.kafka import CONNECTOR
+from spark_stream.pipelines.run import prepare
 from spark_stream.pipelines.state import PipelineState, sequences_of
 from spark_stream.pipelines.status import status
 from storage_core import Store
@@ -101,6 +104,13 @@ def test_topic_becomes_a_stream_and_a_topic_again(tmp_path: Path) -> None:
     loaded = load_pipeline(tmp_path / "kafka.toml")
     streams = {row["stream"]: (row["position"], row["lag"]) for row in status(loaded)["streams"]}
     assert streams == {"orders/0": (35, None), "orders/1": (35, None)}
+
+
+def test_session_without_the_connector_is_refused_before_a_query_starts(
+    spark: SparkSession, pipeline: Callable[..., Pipeline]
+) -> None:
+    with pytest.raises(DefinitionError, match=f"source.store.*lacks Spark's connector.*{CONNECTOR}:{spark.version}"):
+        prepare(pipeline(SOURCE), spark)
 
 
 @pytest.mark.parametrize(

@@ -305,8 +305,11 @@ accounts {
 """
 
 
-@pytest.mark.parametrize("answers", ["singleton", "stream"])
-@pytest.mark.parametrize("binary", [BINARIES[0], BINARIES[-1]], ids=lambda binary: binary.parents[1].name)
+@pytest.mark.parametrize(
+    ("binary", "answers"),
+    [(BINARIES[0], "stream"), (BINARIES[-1], "stream"), (BINARIES[-1], "singleton")],
+    ids=["oldest, stream", "newest, stream", "newest, singleton"],
+)
 def test_streams_of_another_account_are_read_whatever_it_lets_through(
     tmp_path: Path, binary: Path, answers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
