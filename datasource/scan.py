@@ -12,6 +12,7 @@ few rows, and broadcast them in a join.
 """
 
 import json
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from datasource.offsets import ENDING, STARTING
 from datasource.partitions import SlicePartition
 from datasource.reader import is_glob
 from datasource.values import parse_names
+from storage_core.quantities import whole_number
 from storage_core.store.opened import names_of
 from storage_core.store.reading.slices import BlockSlices
 
@@ -117,14 +119,17 @@ def _bound(side: str, argument: str, place: Place | None, stream: str | Sequence
     """Return the option that says where the read starts or ends."""
     if isinstance(place, datetime):
         return {f"{side}Timestamp": place.isoformat()}
-    if isinstance(place, int):
+    sequence = whole_number(place)
+    if sequence is not None:
         names = parse_names("stream", _joined("stream", stream) or "")
         if any(map(is_glob, names)):
-            raise ValueError(f"{argument}={place}, stream={stream!r}: say it stream by stream, as in {{'ORDERS': 1}}")
-        place = dict.fromkeys(names, place)
+            raise ValueError(
+                f"{argument}={sequence}, stream={stream!r}: say it stream by stream, as in {{'ORDERS': 1}}"
+            )
+        place = dict.fromkeys(names, sequence)
     if isinstance(place, Mapping):
-        return {f"{side}Offsets": json.dumps(dict(place))}
-    return {} if place is None else {f"{side}Offsets": place}
+        return {f"{side}Offsets": json.dumps(dict(place), default=operator.index)}  # of numpy's integers
+    return {} if place is None else {f"{side}Offsets": str(place)}
 
 
 def _row_count(partition: InputPartition) -> int:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -56,10 +57,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"stream": "ORDERS", "columns": "data, timestamp_ns"}, {}),
     ({"stream": "ORDERS", "schema": "data string, sequence bigint not null"}, {}),
     (
-        {"stream": "ORDERS", "start": 5, "end": 10},
+        {"stream": "ORDERS", "start": 5, "end": np.int64(10)},
         {"startingOffsets": '{"ORDERS": 5}', "endingOffsets": '{"ORDERS": 10}'},
     ),
-    ({"stream": "*", "start": {"ORDERS": 11}}, {"startingOffsets": '{"ORDERS": 11}'}),
+    ({"stream": "*", "start": {"ORDERS": np.int64(11)}}, {"startingOffsets": '{"ORDERS": 11}'}),
     ({"stream": "ORDERS", "start": "earliest", "end": "latest"}, {"startingOffsets": "earliest"}),
     (
         {"stream": "ORDERS", "start": START + timedelta(seconds=3), "end": datetime(2026, 11, 21, 12, 0, 9)},
