@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from storage_core.errors import StorageError
+from storage_core.errors import OptionError, StorageError
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,6 +42,24 @@ def shows_code(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def checks_options(function: F) -> F:
+    """The same for a function that checks options and columns: what it refuses is an OptionError."""
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except ValueError as error:
+            raise _shown(option_error(error))  # noqa: B904
+
+    return shows_code(wrapped)  # type: ignore[return-value]
+
+
+def option_error(error: ValueError) -> Exception:
+    """Return the error for users of what a check of options and columns refused; anything but that as it is."""
+    return OptionError(str(error)) if type(error) is ValueError else error
+
+
 def _shown_iterator(rows: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from rows
@@ -49,8 +67,9 @@ def _shown_iterator(rows: Iterator[Any]) -> Iterator[Any]:
         raise _shown(error)  # noqa: B904
 
 
-def _shown(error: StorageError) -> StorageError:
-    error.shows_code = True
+def _shown(error: Exception) -> Exception:
+    if isinstance(error, StorageError):
+        error.shows_code = True
     if not os.environ.get("JSTREAM_TRACEBACK"):
         error.__traceback__, error.__cause__, error.__suppress_context__ = None, None, True
     return error

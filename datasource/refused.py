@@ -7,13 +7,15 @@ from typing import Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from datasource.edge import show_codes
 from datasource.spark_versions import ReadLimit, SupportsTriggerAvailableNow
 
 
+@show_codes
 class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Raises why the read is refused, from whatever it is asked."""
 
-    def __init__(self, reason: ValueError) -> None:
+    def __init__(self, reason: Exception) -> None:
         self.reason = reason
 
     def _refuse(self) -> NoReturn:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import DataType, StructType
 
-from datasource.edge import shows_code
+from datasource.edge import checks_options, option_error
 from datasource.options import is_of_streaming_only
 from datasource.reader import (
     FilteringMessageReader,
@@ -78,7 +78,7 @@ PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the proce
 SINK_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"  # in which it commits and aborts batches
 
 
-@shows_code
+@checks_options
 def schema(options: Mapping[str, str]) -> StructType:
     """Return the columns of a read without a schema of the user's; checks the options and that the streams exist.
 
@@ -152,7 +152,7 @@ def _read_settings(options: Mapping[str, str]) -> ReadSettings | StreamReadSetti
         raise refused from None
 
 
-@shows_code
+@checks_options
 def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """Return a batch reader of the columns in `schema`, which are the user's choice or those of `schema()`."""
     settings = ReadSettings.parse(options)
@@ -176,7 +176,7 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     return MessageReader(settings, columns)
 
 
-@shows_code
+@checks_options
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
     """Return a batch writer; a new transaction begins with it."""
     settings = WriteSettings.parse(options)
@@ -189,7 +189,7 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> D
     return BatchWriter(settings, schema, overwrite)
 
 
-@shows_code
+@checks_options
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
     """Return the reader of a streaming query: one for the process of the source, another one for the tasks.
 
@@ -201,7 +201,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     except ValueError as error:
         from datasource.refused import RefusedStreamReader
 
-        return RefusedStreamReader(error)
+        return RefusedStreamReader(option_error(error))
     if settings.is_live:
         from datasource.live_stream import EarlyLiveStreamReader, LiveStreamReader
 
@@ -211,7 +211,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     return (MessageStreamReader if SAYS_LIMITS else EarlyStreamReader)(settings, columns)
 
 
-@shows_code
+@checks_options
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter | LiveStreamWriter":
     """Return a writer of one batch of a streaming query: for its tasks, or for its commit, which begins nothing."""
     made = _stream_writer(WriteSettings.parse_streaming(options), schema, overwrite)

@@ -32,8 +32,8 @@ with Store.open_or_create("shop") as store:
 ```
 
 All are `StorageError`. `error.fields` has the known fields, also of the class above; each is an attribute, too.
-`to_json()` has code, text and fields. Wrong arguments, options and configurations are `ValueError`; so is
-`DefinitionError`. Those of pipelines are in `spark_stream.pipelines.errors`.
+`to_json()` has code, text and fields. Wrong arguments and configurations are `ValueError`; so are
+`OptionError` and `DefinitionError`. Those of pipelines are in `spark_stream.pipelines.errors`.
 
 <div class="stacks" markdown>
 

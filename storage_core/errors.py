@@ -277,6 +277,12 @@ class InvalidMessageError(StorageError):
     row: int | None = None  # of the batch, from 0 on
 
 
+class OptionError(StorageError, ValueError):
+    """An option or a column of a Spark job that jstream does not take. The text says what is valid."""
+
+    code = "JSTREAM_OPTION"
+
+
 class DataLossError(StorageError):
     """Messages that should be there are lost or damaged."""
 

@@ -1,15 +1,23 @@
-"""What a name that nobody knows may be a slip of."""
+"""What an unknown name may be a slip of, or stands for in Kafka."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 SHOWN_COUNT_MAX = 32  # names in one message
+IN_KAFKA = {  # names of Kafka and of Spark's source for it, in small letters
+    "assign": "stream", "subscribe": "stream", "subscribepattern": "stream", "topic": "stream",
+    "group.id": "consumer", "groupidprefix": "consumer", "kafka.group.id": "consumer",
+    "kafka.bootstrap.servers": "path",
+    "key": "subject", "offset": "sequence", "value": "data",
+}  # fmt: skip
 LIKENESS_MIN = 0.65  # of two names, by difflib: `strem` is 0.91 of `stream`, and `version` 0.62 of `verify`
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that `name` may be a slip of, whatever its case and dashes; None if none is close."""
+    """Return the name that `name` may be a slip of or is in Kafka, whatever its case and dashes; None for neither."""
     by_letters = {_letters(known): known for known in names}
+    if (ours := by_letters.get(IN_KAFKA.get(_letters(name), ""))) is not None:
+        return ours
     close = get_close_matches(_letters(name), list(by_letters), 1, LIKENESS_MIN)
     return by_letters[close[0]] if close else None
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from datasource import source
 from datasource.schema import CONSUMER_TYPES, MESSAGE_TYPES, spark_schema
 from storage_core import Store
-from storage_core.errors import DataLossError, StorageError, StreamNotFoundError
+from storage_core.errors import DataLossError, OptionError, StorageError, StreamNotFoundError
 
 SCHEMA = spark_schema(MESSAGE_TYPES)
 
@@ -55,6 +56,23 @@ def test_an_error_towards_spark_is_a_few_lines(options: dict[str, str], monkeypa
     assert lines() <= 8
     monkeypatch.setenv("JSTREAM_TRACEBACK", "1")
     assert lines() > 12
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_refused_option_is_one_line_with_a_code(
+    options: dict[str, str], call: Callable[[dict[str, str]], Any]
+) -> None:
+    with pytest.raises(
+        OptionError, match=r"\[JSTREAM_OPTION\] unknown option 'strem'.*did you mean 'stream'"
+    ) as raised:
+        call({**options, "strem": "ORDERS"})
+    assert isinstance(raised.value, ValueError) and raised.value.__cause__ is None
+
+
+def test_columns_of_kafka_are_named_as_here(options: dict[str, str]) -> None:
+    schema = StructType([StructField("value", BinaryType())])
+    with pytest.raises(OptionError, match="unknown column 'value'; did you mean 'data'"):
+        source.writer(options, schema, False)
 
 
 def test_so_does_one_in_the_middle_of_the_rows(options: dict[str, str]) -> None:

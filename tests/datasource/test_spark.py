@@ -298,6 +298,7 @@ def test_table_with_options_is_refused_when_it_is_made(spark: Any, store: Store)
     [
         ({"stream": "ORDER"}, "did you mean 'ORDERS'"),
         ({"stream": "ORDERS", "startingOfset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"subscribe": "ORDERS"}, r"OptionError: \[JSTREAM_OPTION\] unknown option 'subscribe'.*did you mean 'stream'"),
         ({"stream": "ORDERS", "maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' is for streaming reads only"),
         ({"stream": "ORDERS", "consumer": "e t l"}, "option 'consumer': 'e t l' is not 1 to 128 of the characters"),
         ({"stream": "ORDERS", "writerId": "x"}, "'writerId' is for batch writes and streaming writes only"),
