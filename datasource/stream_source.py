@@ -78,7 +78,7 @@ class StreamSource:
         self._starts: dict[str, Start] | None = None
         self._initial: Json | None = None
         self._quiet: tuple[StoreState, Json] | None = None  # nothing is new, and will not be by time alone
-        self._idle = IdleWait(clock, self._store.environment.sleep)
+        self._idle = IdleWait(clock, lambda seconds: self._store.environment.sleep(seconds))
         self._seen: StoreState | None = None  # what the last call went by
         self._reported: tuple[StoreState, Json] | None = None
         self._unreadable: dict[str, int] = {}  # by stream: before which sequence the query waits
