@@ -3,11 +3,14 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
+
 from datasource.settings import NO_PATH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+FOUND_BY_SPARK = "DATA_SOURCE_ALREADY_EXISTS"  # Spark 4.0 refuses to replace a data source that it finds by itself
 _SEEN_BY_WORKERS = NO_PATH.split(":")[0]
 
 
@@ -21,7 +24,11 @@ def register(spark: "SparkSession") -> None:
     from pyspark_jstream import DefaultSource
 
     _make_active(spark)
-    spark.dataSource.register(DefaultSource)
+    try:
+        spark.dataSource.register(DefaultSource)
+    except AnalysisException as error:
+        if error.getCondition() != FOUND_BY_SPARK:
+            raise
     try:
         spark.read.format("jstream").load()  # asks a worker, which refuses a read without a path
     except Exception as error:
