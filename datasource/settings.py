@@ -147,8 +147,9 @@ class StreamReadSettings(_AnyReadSettings):
         _check_limits(limits)
         if limits != Limits() and "trigger" not in values and not SAYS_LIMITS:
             raise ValueError(
-                "option 'trigger' is missing beside a limit per trigger: Spark before 4.2 does not say which trigger a "
-                "query has. With 'processingTime' limits count; with 'availableNow' a run is one batch, without limits"
+                "option 'trigger' is missing: a limit per trigger is for streaming reads only, and Spark before 4.2 "
+                "does not say which trigger a query has. With 'processingTime' limits count; with 'availableNow' a run "
+                "is one batch, without limits"
             )
         return cls(limits=limits, **values)
 

@@ -22,7 +22,7 @@ from storage_core.store.volume import object_probe
 collect_ignore = [] if SPARK >= (4, 1) else ["test_filters.py"]
 # Tests of these modules run on a volume on a disk and in a bucket alike, but for those that cannot there.
 SHARED = ("test_reader", "test_stream_source", "test_stream_writer", "test_tables", "test_writer")
-SPARK = (  # those in a real session that say most of a bucket: each takes seconds
+IN_SPARK = (  # those in a real session that say most of a bucket: each takes seconds
     "test_rows_are_routed_by_their_stream", "test_overwrite_replaces_and_append_adds",
     "test_rerun_of_a_named_batch_stores_nothing", "test_two_writers_at_once_are_two_whole_appends",
     "test_dataframe_repeats_while_the_stream_changes", "test_tables_of_streams_and_events",
@@ -107,7 +107,7 @@ class Driver:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name, module = metafunc.function.__name__, metafunc.module.__name__.rpartition(".")[2]
-    is_shared = name in SPARK or (module in SHARED and "store" in metafunc.fixturenames)
+    is_shared = name in IN_SPARK or (module in SHARED and "store" in metafunc.fixturenames)
     if is_shared and not any(name in names for names in CANNOT.values()):
         metafunc.parametrize("volume", ["disk", "bucket"], indirect=True)
 

@@ -189,5 +189,5 @@ def test_limit_without_a_trigger_is_refused_by_name(store: Store) -> None:
         CaseInsensitiveDict({"path": store.paths[0], "stream": "ORDERS", "maxBytesPerTrigger": "10"}),
         from_arrow_schema(SCHEMA),
     )
-    with pytest.raises(ValueError, match="option 'trigger' is missing beside a limit per trigger"):
+    with pytest.raises(ValueError, match="option 'trigger' is missing: a limit per trigger is for"):
         reader.latestOffset()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from harness.stream_starts import STARTS, prepare, put, restarted
 
+from datasource.spark_versions import SAYS_LIMITS
 from storage_core import Store
 from storage_core.store.recovery import adopt
 
@@ -47,6 +48,9 @@ class Query:
     each: Callable[["DataFrame", int], None] = lambda frame, number: None
 
     def start(self, trigger: dict[str, Any] | None = AVAILABLE_NOW, **changed: Any) -> "Query":
+        if not SAYS_LIMITS:  # then users say which trigger the query has
+            has_interval = trigger is None or "processingTime" in trigger
+            changed = {"trigger": "processingTime" if has_interval else "availableNow", **changed}
         options = {name: one for name, one in {**self.options, **changed}.items() if one is not None}
         frame = self.spark.readStream.format("jstream").options(**options).load(self.path)
         writer = frame.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self.checkpoint))
@@ -174,7 +178,9 @@ def test_start_of_a_query_and_its_restart(at: int, spark: Any, tmp_path: Path) -
         consumer = cases[name][0].get("consumer")
         if consumer is not None:
             info = stores[name].stream(stream).consumer(consumer).info()
-            assert (info["ack_floor"]["stream_seq"], info["num_pending"], info["num_ack_pending"]) == (15, 0, 0)
+            acknowledged = 15 if SAYS_LIMITS else 10  # up to the last batch but one
+            assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (acknowledged, 15 - acknowledged)
+            assert info["num_ack_pending"] == 0
 
 
 # --- triggers and limits
@@ -187,9 +193,10 @@ def test_triggers_and_limits(query: Any, store: Store) -> None:
     once = query("ORDERS*", maxOffsetsPerTrigger=50, minOffsetsPerTrigger=50).start({"once": True})
     limited.start(AVAILABLE_NOW).wait()
     once.wait()
-    assert limited.counts() == [50, 50]
+    assert limited.counts() == ([50, 50] if SAYS_LIMITS else [100])
     (first,) = limited.batches[0]
-    assert [sum(stream == name for stream, _ in first) for name in ("ORDERS", "ORDERS_EU")] == [30, 20]
+    shares = [sum(stream == name for stream, _ in first) for name in ("ORDERS", "ORDERS_EU")]
+    assert shares == ([30, 20] if SAYS_LIMITS else [60, 40])
     assert once.counts() == [100]
     put(store, "ORDERS", 7)
     limited.start({"processingTime": "0 seconds"}, maxOffsetsPerTrigger=5, subject="orders.>").caught_up()

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceReader
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from datasource.schema import (
     CONSUMER_TYPES,
@@ -19,16 +18,17 @@ from datasource.schema import (
     STREAM_TYPES,
     spark_schema,
 )
+from datasource.spark_versions import arrow_schema
 from storage_core import Store
 from storage_core.errors import NotFoundError
 from storage_core.metadata.commands import Event, RecordEvents
 
-SCHEMA = to_arrow_schema(spark_schema(STREAM_TYPES), timezone="UTC")
-CONSUMERS = to_arrow_schema(spark_schema(CONSUMER_TYPES), timezone="UTC")
-EVENTS = to_arrow_schema(spark_schema(EVENT_TYPES), timezone="UTC")
+SCHEMA = arrow_schema(spark_schema(STREAM_TYPES))
+CONSUMERS = arrow_schema(spark_schema(CONSUMER_TYPES))
+EVENTS = arrow_schema(spark_schema(EVENT_TYPES))
 
 
-MESSAGES = to_arrow_schema(spark_schema(MESSAGE_TYPES), timezone="UTC")
+MESSAGES = arrow_schema(spark_schema(MESSAGE_TYPES))
 
 
 def test_the_last_message_of_each_subject_is_a_row(store: Store, driver: Any, orders: Callable[..., pa.Table]) -> None:
