@@ -81,12 +81,16 @@ class OpenStore:
 
     @property
     def paths(self) -> list[str]:
-        """Absolute paths of the volumes, in the order of the store's voters."""
-        return [str(volume.path) for volume in self.metadata.volumes()]
+        """Absolute paths of the volumes, in the order of the store's voters, as this process last found them."""
+        return [str(volume.path) for volume in self.metadata.known_volumes]
 
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store, in the order of its voters, as it is found now."""
         return self.metadata.volumes()
+
+    def volumes_for_reading(self) -> tuple[Volume, ...]:
+        """Return the same for a caller that has a new view and reads from other volumes where one is away."""
+        return self.metadata.volumes_for_reading()
 
     @property
     def label(self) -> str:
@@ -105,12 +109,16 @@ class OpenStore:
         """Return the newest committed state, and where in the metadata log it stands."""
         return self.metadata.view(self.lock_timeout_s)
 
-    def state_in_turn(self) -> StoreState:
-        """Return the newest state for who asks again soon: in object stores one volume is asked, another each time."""
-        known = self.metadata.memory.known.view
-        if known is not None and not self.metadata.may_have_news(known):
-            return known.state
-        return self.state()
+    def newer(self, view: View) -> View:
+        """Return the newest view, this one if nothing was committed since. For a caller that asks again soon: in object
+        stores one small request asks one volume, another each time.
+        """
+        return self.view() if self.metadata.may_have_news(view) else view
+
+    @property
+    def known(self) -> View:
+        """The newest view that this process has, at least what its own last write left. Asks no volume but once."""
+        return self.metadata.memory.known.view or self.view()
 
     def index(self) -> int:
         """Return the log index that `state` stands at: it grows with every change."""
@@ -183,13 +191,16 @@ class OpenStore:
 
         return removal.command(session.state, stream, request, session.volumes, self._limits, self._env)
 
-    def plan(self, request: "ReadRequest") -> "ReadPlan":
-        """Return what a read has to fetch, from metadata alone. Takes no lock."""
+    def plan(self, request: "ReadRequest", view: View | None = None, volumes: Sequence[Volume] = ()) -> "ReadPlan":
+        """Return what a read has to fetch, from metadata alone. Takes no lock.
+
+        `view`, `volumes`: what the caller's operation has looked at.
+        """
         from storage_core.store.reading.plan import ReadPlan, plan_stream
         from storage_core.store.reading.slices import BlockSlices
 
-        view = self.view()
-        volumes = self.metadata.volumes_for_reading()
+        view = view or self.view()
+        volumes = volumes or self.volumes_for_reading()
         slices, ranges = [], []
         for name in request.streams:
             stream = self.stream_state(name, view.state)
@@ -299,9 +310,9 @@ class OpenStore:
     # --- sessions
 
     @contextmanager
-    def session(self, frees: bool = False, may_assume: bool = False) -> Iterator[Session]:
+    def session(self, view: View | None = None, *, frees: bool = False, may_assume: bool = False) -> Iterator[Session]:
         """Hold the store, and do the bounded maintenance after what was done with it. As `Metadata.session`."""
-        with self.metadata.session(self.lock_timeout_s, frees=frees, may_assume=may_assume) as session:
+        with self.metadata.session(self.lock_timeout_s, frees=frees, may_assume=may_assume, view=view) as session:
             yield session
             self.maintenance.after(session)
 
@@ -327,9 +338,12 @@ class OpenStore:
         except StorageError as error:
             logger.info("%s: maintenance is left for later: %s", self.label, error)
 
-    def together(self, call: Callable[[Session], T]) -> T:
-        """Return what `call` returns, done in a session that threads may share: one round of fsyncs for all of it."""
-        return self._commits.run(call)
+    def together(self, call: Callable[[Session], T], view: View | None = None) -> T:
+        """Return what `call` returns, done in a session that threads may share: one round of fsyncs for all of it.
+
+        `view`: what the caller has looked at a moment ago. In object stores the session begins there.
+        """
+        return self._commits.run(call, view=view)
 
 
 def names_of(names: object, argument: str = "streams") -> list[str] | None:

@@ -24,7 +24,7 @@ SEED_COUNT = 150
 ACKED_MIN = 400  # a simulation in which everything fails shows nothing
 KEPT = {  # seeds of what is rare
     "takes_a_record_that_leads_to_a_snapshot_for_damage": 198,
-    "believes_in_records_without_their_witness": 183,
+    "believes_in_records_without_their_witness": 714,
 }
 FOUND = {  # seeds, and what they have found
     16_000_856: "a listing of different moments without any snapshot was taken for a lost log",

@@ -24,7 +24,7 @@ from storage_core.store.ensemble.view import View, all_applied, trail_of
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
 from storage_core.store.volume.log_contents import End, LogContents, Mark, Tail
-from storage_core.store.volume.object_log import Listing
+from storage_core.store.volume.object_log import Listing, ObjectLog
 from storage_core.store.volume.volumes import Volume
 
 COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
@@ -408,17 +408,19 @@ class CommitReader:
     def may_have_news(self, known: View) -> bool:
         """Return whether more may be committed than that, by one small request to one volume in turn.
 
-        For who asks again soon: what only other volumes have so far is logs out when these are asked.
+        For a caller that asks again soon: what only other volumes have so far is found when they are asked.
         """
         volumes = [volume for volume in self._volumes.known if volume.identity is not None]
         if not self._volumes.is_remote or not volumes:
             return True
         self._asked_last = (self._asked_last + 1) % len(volumes)
+        volume = volumes[self._asked_last]
+        log, position = volume.log, known.positions.get(volume.volume_id)
+        assert isinstance(log, ObjectLog)
         try:
-            end = self._mark(volumes[self._asked_last]).end
+            return position is None or not log.ends_at(position)
         except (StorageError, OSError):  # it is away: `view` knows what that means
             return True
-        return end is None or end.tip != EntryId(known.index, known.term, known.chain)
 
     def _mark(self, volume: Volume) -> Mark:
         known = self._memory.known.view

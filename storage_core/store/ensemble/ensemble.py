@@ -250,16 +250,18 @@ class Metadata:
         patience_s: float = 0.0,
         frees: bool = False,
         may_assume: bool = False,
+        view: View | None = None,
     ) -> Iterator[Session]:
         """Hold the store: everything read, everything that counts made durable.
 
         `patience_s`: how long to wait for volumes that others have locked when a majority is enough to go on.
         `frees`: the session is taken to make room, so what it has to write first may use the reserves of full volumes.
-        `may_assume`: all that is done in it is done in a group (`Session`).
+        `may_assume`: all that is done in it is done in a group (`Session`). `view`: what the caller has looked at a
+        moment ago.
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
         self._check_writable()
-        with self._session(lock_timeout_s, take_over, patience_s, frees, may_assume) as session:
+        with self._session(lock_timeout_s, take_over, patience_s, frees, may_assume, view) as session:
             yield session
 
     def _check_writable(self) -> None:
@@ -274,6 +276,7 @@ class Metadata:
         patience_s: float = 0.0,
         frees: bool = False,
         may_assume: bool = False,
+        view: View | None = None,
     ) -> Iterator[Session]:
         if not self._volumes.voters:
             with self._reading, translated(self.label):
@@ -296,6 +299,8 @@ class Metadata:
                     or self.memory.known.view is None
                     or any(volume.identity is None for volume in self._volumes.known)
                 )
+                if may_assume and not is_fresh and self._volumes.is_remote and not self.memory.leads:
+                    view = view if view is not None and view is self.memory.known.view else self._followed()
                 at_hand = self._volumes.look() if is_fresh else self._volumes.known
                 with ExitStack() as stack:
                     try:
@@ -305,7 +310,8 @@ class Metadata:
                             raise
                         is_fresh = True
                         continue
-                    session = Session(self.memory, at_hand, held, is_fresh, may_assume)
+                    session = Session(self.memory, at_hand, held, is_fresh, may_assume, view)
+                    view = None
                     stack.callback(session.close)
                     try:
                         session.begin(take_over, frees)
@@ -331,6 +337,14 @@ class Metadata:
                         session.end()
                         return
                 self.env.sleep(pause_s * (0.5 + self.env.random_bytes(1)[0] / 256))
+
+    def _followed(self) -> View | None:
+        """Return the newest view as a reader finds it; None where it takes a session to find out."""
+        with self._reading:
+            try:
+                return self._reader.follow()
+            except (Doubt, Unproven, StorageError, OSError):
+                return None
 
     def _locks_of(
         self, at_hand: Sequence[Volume], deadline: float, patience_s: float

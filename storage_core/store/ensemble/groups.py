@@ -15,6 +15,7 @@ from storage_core.errors import OutcomeUnknownError, SupersededError
 from storage_core.forks import Stage, renew_in_children
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
+from storage_core.store.ensemble.view import View
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -24,8 +25,8 @@ SUPERSEDED_ATTEMPTS = 10  # of who loses the lead to others, in object stores, w
 class _Job(Generic[T]):
     """A commit that a thread waits for."""
 
-    def __init__(self, call: Callable[[Session], T]) -> None:
-        self.call = call
+    def __init__(self, call: Callable[[Session], T], view: View | None) -> None:
+        self.call, self.view = call, view
         self.result: T
         self.error: Exception | None = None  # of this job alone: no other thread raises the same object
         self.is_refused = False  # by the call itself: nothing of it was written anywhere
@@ -35,7 +36,7 @@ class _Job(Generic[T]):
 class CommitGroups:
     """The commits of one store that wait to be written."""
 
-    def __init__(self, session: Callable[[], AbstractContextManager[Session]]) -> None:
+    def __init__(self, session: Callable[[View | None], AbstractContextManager[Session]]) -> None:
         self._session = session
         self.renew()
         renew_in_children(Stage.STORES, self)
@@ -46,14 +47,20 @@ class CommitGroups:
         self._queue = threading.Lock()
         self._leading = threading.Lock()
 
-    def run(self, call: Callable[[Session], T], if_refused: Callable[[], None] | None = None) -> T:
+    def run(
+        self,
+        call: Callable[[Session], T],
+        if_refused: Callable[[], None] | None = None,
+        view: View | None = None,
+    ) -> T:
         """Return what `call` returns or raise what it raises, done within a session that other threads may share.
 
+        `view`: what the caller has looked at a moment ago, for the session to begin there.
         `if_refused`: done before this raises what `call` raised: nothing of it was written then, and nothing will be.
         What goes wrong after the round was committed is logged, not raised: the commit was acked. A thread that is
         interrupted leaves the commits of the others to them; `call` is then called again.
         """
-        job: _Job[T] = _Job(call)
+        job: _Job[T] = _Job(call, view)
         with self._queue:
             self._waiting.append(job)  # type: ignore[arg-type]
         try:
@@ -78,7 +85,7 @@ class CommitGroups:
         try:
             for attempt in range(SUPERSEDED_ATTEMPTS):
                 try:
-                    with self._session() as session:
+                    with self._session(own.view if attempt == 0 else None) as session:
                         with session.group():
                             for job in jobs:
                                 _try(job, session)

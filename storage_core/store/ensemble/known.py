@@ -94,6 +94,12 @@ class Memory:
         """The vote of this leadership is durable on a majority."""
         self._swap(leadership=leadership)
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads, and has read nothing that others wrote since."""
+        known = self.known
+        return known.leadership is not None and known.view is not None and dict(known.view.positions) == known.led_to
+
     def led(self, view: View) -> None:
         """As leader this process has written what the logs end with, and it is committed."""
         self._swap(led_to=dict(view.positions))

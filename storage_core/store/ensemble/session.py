@@ -7,7 +7,7 @@ before `propose` returns. One process hosts all voters: no messages, one state m
 What a session finds, and what it does (docs/locks-and-stability.md has the table with every row):
 
 - nobody led since this process did: its term and state still hold; one look at each log, and one round of fsyncs a
-  command;
+  command; in object stores a process that has just read the view goes by it without another look;
 - others led, all they wrote is committed on every volume: their entries are applied, a vote opens a new term;
 - anything else: what may be in the page cache only is rewritten into new segments, volumes that are behind catch up,
   votes are fsynced, and an entry of the new term commits it all;
@@ -100,14 +100,16 @@ class Session:
         held: Held,
         is_fresh: bool = True,
         may_assume: bool = False,
+        looked_at: View | None = None,
     ) -> None:
         """`is_fresh`: the volumes were looked at just now; else as they were when this process last did.
 
-        `may_assume`: all that is done is done in a group, so a leader need not look whether others have led since.
+        `may_assume`: all that is done is done in a group, so a leader need not look whether others have led since, nor
+        who has `looked_at` this view a moment ago.
         """
         self._memory, self._env, self._held = memory, memory.env, held
         self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
-        self._is_fresh, self._may_assume = is_fresh, may_assume
+        self._is_fresh, self._may_assume, self._looked_at = is_fresh, may_assume, looked_at
         self._is_assumed = False  # that nobody has led since: what is written next will tell
         self._logs = Logs(self._env, volumes)
         self._statuses: Mapping[bytes, VolumeStatus] = {}
@@ -259,7 +261,7 @@ class Session:
             return False
         if not is_quorum(ids_of_voters(known.state.voters), usable):
             return False
-        if self._may_assume and self._leads_where_it_was(known, usable):
+        if self._may_assume and self._is_refused_if_outdated(known, usable):
             assert known.commit is not None
             looks: dict[bytes, Look] | None = {
                 volume_id: Look(known.commit, [], known.positions[volume_id]) for volume_id in usable
@@ -284,13 +286,16 @@ class Session:
         self._memory.keep(view)
         return True
 
-    def _leads_where_it_was(self, known: View, usable: Sequence[bytes]) -> bool:
-        """Return whether this process led last, as far as it knows: if others have since, its next write is refused."""
+    def _is_refused_if_outdated(self, known: View, usable: Sequence[bytes]) -> bool:
+        """Return whether it is enough that the next write is refused where the logs do not end with this view.
+
+        So it is in object stores, where a record is created once. It saves a look to a process that led last, as far as
+        it knows, or has just read this view.
+        """
         return (
-            self._memory.known.leadership is not None
+            (self._memory.leads or known is self._looked_at)
             and known.commit is not None
             and known.commit.index == known.index
-            and dict(known.positions) == self._memory.known.led_to
             and all(volume.is_remote for volume in self.volumes if volume.volume_id in usable)
         )
 

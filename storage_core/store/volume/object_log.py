@@ -336,6 +336,11 @@ class ObjectLog:
             return None
         return Look(commit, tail.records, tail.position)
 
+    def ends_at(self, position: Position) -> bool:
+        """Return whether nothing was written after `position`, by one listing."""
+        names = self._names()
+        return position.witness in names.snapshots and names.records[-1:] == [position.segment]
+
     def _behind(self, names: "_Names", position: Position) -> Behind | None:
         if position.witness not in names.snapshots or position.segment not in names.records:
             return None  # it was cut, or is as it was before

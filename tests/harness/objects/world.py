@@ -236,7 +236,9 @@ class World:
         self.sent.add(name)
         try:
             is_group = self.random.random() < 0.5
-            with metadata.session(60.0, may_assume=is_group) as session:
+            # A view that the caller looked at, however long ago that was.
+            view = metadata.memory.known.view if len(self.sent) % 2 else None
+            with metadata.session(60.0, may_assume=is_group, view=view) as session:
                 # What a group begins with may be old; what it ends with is not.
                 self._show(session.state, 0 if is_group else known, "a session")
                 is_proposed = True
