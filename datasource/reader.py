@@ -31,6 +31,7 @@ from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, St
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import Start
+from storage_core.store.ensemble.view import View
 from storage_core.store.environment import reaching
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
@@ -168,8 +169,9 @@ def plan_partitions(
     ranges: Mapping[str, tuple[int, int]],
     settings: Settings,
     filters: Mapping[str, tuple[str, ...]],
-) -> tuple[list[SlicePartition], dict[str, bytes]]:
-    """Return what tasks read of these sequences, none for nothing; and the incarnations that were planned.
+    view: View,
+) -> list[SlicePartition]:
+    """Return what tasks read of these sequences in this view, none for nothing.
 
     `filters`: subject filters of the consumers, stream by stream, to be met besides that of the option `subject`.
     """
@@ -179,15 +181,15 @@ def plan_partitions(
         subject_filters = own.get(name, common_filters(settings.subject, ()))
         if subject_filters is not None:
             groups.setdefault(subject_filters, []).append(name)
-    parts, incarnations = [], {}
+    volumes = store.volumes_for_reading() if groups else ()
+    parts = []
     for subject_filters, names in groups.items():
         wanted = {name: ranges[name] for name in names}
-        plan = store.plan(ReadRequest(tuple(names), wanted, subject_filters=subject_filters))
-        incarnations.update({bounds.stream: bounds.incarnation for bounds in plan.ranges})
-        parts.append(plan.slices)
+        request = ReadRequest(tuple(names), wanted, subject_filters=subject_filters)
+        parts.append(store.plan(request, view, volumes).slices)
     packed = pack_blocks(BlockSlices.concatenate(parts), settings.min_partitions, settings.partition_rows_max)
     differing = {name: own[name] or () for name, consumer_filters in filters.items() if consumer_filters}
-    return [SlicePartition(slices, differing) for slices in packed if len(slices)], incarnations
+    return [SlicePartition(slices, differing) for slices in packed if len(slices)]
 
 
 @show_codes

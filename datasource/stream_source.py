@@ -7,12 +7,15 @@ batch ends, and, where that does not follow from the offset before it, where it 
 
 Every call reconciles: positions that the streams have left behind are reported and moved before anything is read by
 them (docs/reconcile.md).
+
+Every call owns a view: it looks at the metadata once, and hands the view down. Where it writes (an acknowledgement, an
+event), it goes on by the view that this leaves.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,25 +34,25 @@ from storage_core.errors import (
     OtherHostError,
     OutcomeUnknownError,
     ProcessError,
-    StaleIncarnationError,
     StoreBusyError,
     UnavailableError,
     VolumeFailedError,
 )
 from storage_core.metadata.appends import replacing_queries
-from storage_core.metadata.reconcile import CONTINUE, FAIL, Position, decide, facts_of
+from storage_core.metadata.reconcile import CONTINUE, FAIL, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.paths import is_in_object_store
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import QueryPosition, Start, beginning, onward
+from storage_core.store.ensemble.view import View
 from storage_core.store.reading.pending import Pending
+from storage_core.store.volume.volumes import Volume
 
 log = logging.getLogger("jstream")
 WAIT_S = 0.1  # how long a query without a trigger interval may wait for news in one call
 LOOK_EVERY_S = 0.025  # while it waits
 CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, ProcessError, StoreBusyError, VolumeFailedError)
-ATTEMPTS = 20  # to find streams as they were reconciled a moment ago; more than one only while they are made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,10 @@ class StreamSource:
         self._targets: dict[str, _Target] | None = None  # AvailableNow: nothing beyond them is read in this run
         self._starts: dict[str, Start] | None = None
         self._initial: Json | None = None
-        self._quiet: tuple[StoreState, Json] | None = None  # nothing is new, and will not be by time alone
+        self._quiet: tuple[View, Json] | None = None  # nothing is new, and will not be by time alone
         self._idle = IdleWait(clock, lambda seconds: self._store.environment.sleep(seconds))
-        self._seen: StoreState | None = None  # what the last call went by
-        self._reported: tuple[StoreState, Json] | None = None
+        self._seen: View | None = None  # what the last call went by
+        self._reported: tuple[View, Json] | None = None
         self._unreadable: dict[str, int] = {}  # by stream: before which sequence the query waits
         self._says_none = True  # until it was said once
 
@@ -92,7 +95,7 @@ class StreamSource:
 
     def prepare_available_now(self) -> None:
         """From now on nothing is read beyond what is there now."""
-        state = self._store.state()
+        state = self._store.view().state
         streams = [self._store.stream_state(name, state) for name in self._picked(state)]
         self._targets = {stream.name: _Target(stream.incarnation, stream.next_sequence) for stream in streams}
 
@@ -102,13 +105,13 @@ class StreamSource:
         Raises NotFoundError for a stream that does not exist; a glob may match later.
         """
         if self._initial is None:
-            self._initial = stream_offsets.encode(self._begun(self._chosen_starts()))
+            view = self._store.view()
+            self._initial = stream_offsets.encode(self._begun(view, self._chosen_starts(view)))
         return self._initial
 
-    def _chosen_starts(self) -> dict[str, Start]:
+    def _chosen_starts(self, view: View) -> dict[str, Start]:
         if self._starts is None:
-            state = self._store.state()
-            extents = {}
+            state, extents = view.state, {}
             for name in self._picked(state, must_exist=True):
                 stream = self._store.stream_state(name, state)
                 extents[name] = Extent(stream.first_sequence, stream.next_sequence)
@@ -128,7 +131,9 @@ class StreamSource:
         """
         own, self._reader = self._reader, QueryReader(self._store, self._settings.consumer, own=False)
         try:
-            return self._look(stream_offsets.encode(self._begun(self._chosen_starts())), limit, is_begun=False)
+            view = self._store.view()
+            begun = self._begun(view, self._chosen_starts(view))
+            return self._look(stream_offsets.encode(begun), limit, self._reader.view, is_begun=False)
         finally:
             self._reader = own
 
@@ -142,9 +147,9 @@ class StreamSource:
             )  # fmt: skip
         return names
 
-    def _begun(self, starts: Mapping[str, Start]) -> Offsets:
+    def _begun(self, view: View, starts: Mapping[str, Start]) -> Offsets:
         self._remember()
-        return {name: self._begin_at(at) for name, at in self._reader.begin(starts).items()}
+        return {name: self._begin_at(at) for name, at in self._reader.begin(starts, view).items()}
 
     def _remember(self) -> None:
         """Let listeners know where the store is, if they can reach it: they do not get this query's settings."""
@@ -166,45 +171,46 @@ class StreamSource:
         """
 
         def look() -> Json:
-            return start if self._is_quiet(start) else self._look(start, limit)
+            view = self._view_with_news(start)
+            return self._look(start, limit, view) if view is not None else start
 
         wait_s, look_every_s = (self._settings.poll_interval_s,) * 2 if self._is_remote else (WAIT_S, LOOK_EVERY_S)
         return self._idle.until_changed(start, look, wait_s if self._targets is None else 0.0, look_every_s)
 
-    def _is_quiet(self, start: Json) -> bool:
+    def _view_with_news(self, start: Json) -> View | None:
+        """Return the newest view; None if nothing has changed since there was nothing for a batch from `start`."""
         if self._quiet is None or self._quiet[1] != start:
-            return False
+            self._looked_s = self._clock()
+            return self._store.view()
         if self._is_remote and self._clock() - self._looked_s < self._settings.poll_interval_s:
-            return True
+            return None
         self._looked_s = self._clock()
-        self._seen = self._store.state_in_turn()
-        return self._quiet[0] is self._seen
+        self._seen = self._store.newer(self._quiet[0])
+        return self._seen if self._seen.index != self._quiet[0].index else None
 
-    def _look(self, start: Json, limit: ReadLimit, is_begun: bool = True) -> Json:
-        self._looked_s = self._clock()
-        known = {name: _carried(offset) for name, offset in self._decode(start).items()}
+    def _look(self, start: Json, limit: ReadLimit, view: View, is_begun: bool = True) -> Json:
+        self._quiet = None
+        known = {name: _carried(offset) for name, offset in self._decode(start, view).items()}
         self._remember()
-        state, begin = self._reconciled(known)
-        is_said = is_begun and self._acknowledge({name: offset.at.position for name, offset in begin.items()})
-        joining = self._joining(state, known)
-        if joining:
-            state, begin = self._reconciled({**begin, **joining})
-        self._seen = state
-        ends, has_to_wait = self._ends(state, begin, limit)
+        view, begin = self._reconciled(known, view)
+        view, is_said = self._acknowledge(begin, view) if is_begun else (view, False)
+        joining = self._joining(view, known)
+        view, begin = self._reconciled({**begin, **joining}, self._reader.view if joining else view)
+        self._seen = view
+        ends, has_to_wait = self._ends(view, begin, limit)
         batch = {
-            name: self._ended(state, name, offset, ends.get(name, offset.sequence)) for name, offset in begin.items()
+            name: self._ended(view, name, offset, ends.get(name, offset.sequence)) for name, offset in begin.items()
         }
         if batch != known:
-            self._quiet = None
             return stream_offsets.encode(batch)
-        self._quiet = (state, start) if is_said and not has_to_wait else None
+        self._quiet = (view, start) if is_said and not has_to_wait else None
         return start
 
-    def _joining(self, state: StoreState, known: Offsets) -> Offsets:
+    def _joining(self, view: View, known: Offsets) -> Offsets:
         """Return where streams begin that came since the query began: at their first message, or their consumer."""
-        names = [name for name in self._picked(state) if name not in known and self._is_open(state, name)]
-        starts = {name: Start(self._store.stream_state(name, state).first_sequence) for name in names}
-        return self._begun(starts) if starts else {}
+        names = [name for name in self._picked(view.state) if name not in known and self._is_open(view.state, name)]
+        starts = {name: Start(self._store.stream_state(name, view.state).first_sequence) for name in names}
+        return self._begun(view, starts) if starts else {}
 
     def _is_open(self, state: StoreState, name: str) -> bool:
         """Return whether this run may read the stream, which was made after it began."""
@@ -213,16 +219,19 @@ class StreamSource:
         target = self._targets.get(name)
         return target is not None and target.incarnation == self._store.stream_state(name, state).incarnation
 
-    def _ends(self, state: StoreState, begin: Offsets, limit: ReadLimit) -> tuple[dict[str, int], bool]:
+    def _ends(self, view: View, begin: Offsets, limit: ReadLimit) -> tuple[dict[str, int], bool]:
         """Return where the batch ends in streams that have something new; and whether something new has to wait."""
         pending, has_to_wait = {}, False
+        streams = {name: self._store.stream_state(name, view.state) for name in begin}
+        has_news = any(self._end_of(stream) > begin[name].sequence for name, stream in streams.items())
+        volumes = self._store.volumes_for_reading() if has_news else ()
         for name, offset in begin.items():
-            stream = self._store.stream_state(name, state)
+            stream = streams[name]
             end = self._end_of(stream)
-            if end > offset.sequence and self._reader.is_paused(name):
+            if end > offset.sequence and self._reader.is_paused(name, view):
                 has_to_wait = True
                 continue
-            until = self._readable(name, offset.sequence, end)
+            until = self._readable(name, offset.sequence, end, view, volumes)
             has_to_wait |= until < end
             if until > offset.sequence:
                 pending[name] = Pending(stream, offset.sequence, until)
@@ -233,7 +242,7 @@ class StreamSource:
                 return {}, True
         return admit(pending, limits), has_to_wait
 
-    def _readable(self, name: str, first: int, end: int) -> int:
+    def _readable(self, name: str, first: int, end: int, view: View, volumes: Sequence[Volume]) -> int:
         """Return up to where the stream can be read now: a volume that is away is waited for, and nothing is skipped.
 
         Raises UnavailableError where nothing comes before it, with failOnDataLoss, and under AvailableNow, which waits
@@ -241,7 +250,7 @@ class StreamSource:
         """
         if end <= first:
             return end
-        until, reason = self._reader.readable(name, first, end)
+        until, reason = self._reader.readable(name, first, end, view, volumes)
         if not reason:
             self._unreadable.pop(name, None)
             return end
@@ -258,29 +267,26 @@ class StreamSource:
         target = self._targets.get(stream.name)
         return target.end if target is not None and target.incarnation == stream.incarnation else 0
 
-    def _ended(self, state: StoreState, name: str, begin: StreamOffset, end: int) -> StreamOffset:
+    def _ended(self, view: View, name: str, begin: StreamOffset, end: int) -> StreamOffset:
         """Return the offset of a batch from `begin` to before `end`."""
         if end == begin.sequence:
             return begin
-        stream = self._store.stream_state(name, state)
+        stream = self._store.stream_state(name, view.state)
         count = Pending(stream, begin.sequence, end).message_count
         offset = self._offset(onward(stream, begin.at, end), begin.begin)
-        return replace(offset, filters=self._reader.filters(name), count=count)
+        return replace(offset, filters=self._reader.filters(name, view), count=count)
 
     # --- reconciliation
 
-    def _reconciled(self, offsets: Offsets) -> tuple[StoreState, Offsets]:
-        """Return the store's state, and where the query resumes in it; deleted streams are left out.
+    def _reconciled(self, offsets: Offsets, view: View) -> tuple[View, Offsets]:
+        """Return where the query resumes, and the view of which that holds; deleted streams are left out.
 
         Raises DataLossError if there is news and failOnDataLoss.
         """
         at = {name: offset.at for name, offset in offsets.items()}
-        for _ in range(ATTEMPTS):
-            positions = self._reader.reconcile(at, self._policy, self._remedy(at))
-            state = self._store.state()
-            if all(_stands(state, name, position) for name, position in positions.items()):
-                return state, {name: self._moved(offsets[name], position) for name, position in positions.items()}
-        raise StaleIncarnationError(f"streams {', '.join(sorted(at))} of {self._store.label} do not stand still")
+        positions = self._reader.reconcile(at, self._policy, self._remedy(at, view.state), view)
+        moved = {name: self._moved(offsets[name], position) for name, position in positions.items()}
+        return self._reader.view, moved
 
     def _moved(self, before: StreamOffset, at: QueryPosition) -> StreamOffset:
         if at == before.at:
@@ -290,23 +296,22 @@ class StreamSource:
             return self._begin_at(at)
         return self._offset(at, _carried(before).begin)
 
-    def _remedy(self, streams: Mapping[str, object]) -> str:
+    def _remedy(self, streams: Mapping[str, object], state: StoreState) -> str:
         text = "To continue without what is gone, start the query once with option failOnDataLoss=false"
-        consumer, state = self._settings.consumer, self._store.state()
+        consumer = self._settings.consumer
         known = [name for name in streams if consumer and _has_consumer(state, name, consumer)]
         if not known:  # one of a stream that was deleted went with it
             return f"{text}, or begin with a new checkpoint"
         resets = "; ".join(f"jstream consumer reset {name} {consumer} --execute" for name in known)
         return f"{text}; or begin with a new checkpoint where the consumer stands, after: {resets}"
 
-    def _decode(self, offset: Json) -> Offsets:
+    def _decode(self, offset: Json, view: View) -> Offsets:
         """Return an offset that Spark gave; raises ValueError if it is not of this query.
 
         Whether its streams have become others since is asked elsewhere, by reconciliation. The consumer is that of the
         option: a checkpoint may be resumed as another one.
         """
         offsets = stream_offsets.decode(offset)
-        state = self._store.state()
         picked = pick_streams(offsets, self._settings.streams, must_exist=False)
         for name, stream_offset in offsets.items():
             if name not in picked:
@@ -315,7 +320,7 @@ class StreamSource:
                     f"({', '.join(self._settings.streams)}): it is of another query, or the option has changed; name "
                     "the stream there, or begin with a new checkpoint"
                 )
-            stream = state.stream(name)
+            stream = view.state.stream(name)
             incarnations = stream.incarnations if stream is not None else ()
             if stream_offset.store_id != self._store.id and stream_offset.at.position.incarnation not in incarnations:
                 self._meet_another_store(name, stream_offset)
@@ -344,67 +349,69 @@ class StreamSource:
 
         What was lost in the meantime is reported, with failOnDataLoss as DataLossError.
         """
-        until = self._decode(end)
-        begin = _begins(self._decode(start), until)
+        view = self._store.newer(self._seen) if self._seen is not None else self._store.view()
+        until = self._decode(end, view)
+        begin = _begins(self._decode(start, view), until)
         if self._policy == FAIL:
-            self._reconciled(until)
-        for _ in range(ATTEMPTS):
-            state, reconciled = self._reconciled(begin)
-            ranges = {name: _range(state, name, offset.sequence, until[name]) for name, offset in reconciled.items()}
-            ranges = {name: bounds for name, bounds in ranges.items() if bounds[0] < bounds[1]}
-            incarnations = {name: self._store.stream_state(name, state).incarnation for name in ranges}
-            filters = {name: until[name].filters for name in ranges}
-            planned, made = plan_partitions(self._store, ranges, self._settings, filters)
-            if all(incarnations[name] == incarnation for name, incarnation in made.items()):
-                for name in ranges:
-                    self._report_loss(state, name, begin[name].sequence, until[name])
-                replaced_by = {name: query for name, query in replacing_queries(state).items() if name in ranges}
-                for partition in planned:
-                    partition.replaced_by = replaced_by
-                return planned
-        raise StaleIncarnationError(f"streams {', '.join(sorted(until))} of {self._store.label} do not stand still")
+            view, _ = self._reconciled(until, view)
+        view, reconciled = self._reconciled(begin, view)
+        self._seen, state = view, view.state
+        ranges = {name: _range(state, name, offset.sequence, until[name]) for name, offset in reconciled.items()}
+        ranges = {name: bounds for name, bounds in ranges.items() if bounds[0] < bounds[1]}
+        planned = plan_partitions(
+            self._store, ranges, self._settings, {name: until[name].filters for name in ranges}, view
+        )
+        for name in ranges:
+            self._report_loss(view, name, begin[name].sequence, until[name])
+        replaced_by = {name: query for name, query in replacing_queries(state).items() if name in ranges}
+        for partition in planned:
+            partition.replaced_by = replaced_by
+        return planned
 
-    def _report_loss(self, state: StoreState, name: str, first: int, until: StreamOffset) -> None:
+    def _report_loss(self, view: View, name: str, first: int, until: StreamOffset) -> None:
         """Write down how many messages of a batch were removed since it was planned: a replay goes without them.
 
         Those that were lost are reported as a loss.
         """
         if until.count is None:
             return
-        stream = self._store.stream_state(name, state)
+        stream = self._store.stream_state(name, view.state)
         left = Pending(stream, first, until.sequence).message_count + stream.lost.count_in(first, until.sequence)
         if left < until.count:
-            self._reader.batch_shortened(name, (first, until.sequence), until.count - left, until.count)
+            self._reader.batch_shortened(name, (first, until.sequence), until.count - left, until.count, view)
 
     # --- what is known of the end
 
     def acknowledge(self, end: Json) -> None:
         """Acknowledge everything before `end`: it is finished."""
-        self._acknowledge({name: offset.at.position for name, offset in self._decode(end).items()})
+        view = self._store.view()
+        self._seen, _ = self._acknowledge(self._decode(end, view), view)
 
-    def _acknowledge(self, ends: Mapping[str, Position]) -> bool:
-        """Acknowledge to the consumers what is finished; return whether that was stored.
+    def _acknowledge(self, ends: Offsets, view: View) -> tuple[View, bool]:
+        """Acknowledge to the consumers what is finished; return the next view, and whether that was stored.
 
         Reading goes on where nothing can be written for a while. To say it again is safe: a consumer never moves back.
         Raises OtherHostError: this host will never be able to, or the query goes on elsewhere.
         """
+        if self._settings.consumer is None:
+            return view, True
         try:
-            self._reader.acknowledge(ends)
+            self._reader.acknowledge({name: offset.at.position for name, offset in ends.items()}, view)
         except OtherHostError:
             raise
         except CANNOT_SAY as error:
             raise_if_limit(error)
             log.warning("consumer %s acknowledges later what was finished: %s", self._settings.consumer, error)
-            return False
-        return True
+            return view, False
+        return self._reader.view, True
 
     def report(self) -> Json:
         """Return the true ends of the streams, from which lag is computed; right after `latest` at no cost."""
-        state = self._seen or self._store.state()
-        if self._reported is None or self._reported[0] is not state:
-            streams = [self._store.stream_state(name, state) for name in self._picked(state)]
+        view = self._seen or self._store.view()
+        if self._reported is None or self._reported[0].index != view.index:
+            streams = [self._store.stream_state(name, view.state) for name in self._picked(view.state)]
             ends = {stream.name: self._offset(beginning(stream, stream.next_sequence)) for stream in streams}
-            self._reported = state, stream_offsets.encode(ends)
+            self._reported = view, stream_offsets.encode(ends)
         return self._reported[1]
 
 
@@ -419,12 +426,6 @@ def _carried(offset: StreamOffset) -> StreamOffset:
 def _has_consumer(state: StoreState, name: str, consumer: str) -> bool:
     stream = state.stream(name)
     return stream is not None and consumer.casefold() in stream.consumers
-
-
-def _stands(state: StoreState, name: str, at: QueryPosition) -> bool:
-    """Return whether a position that was reconciled still holds of this state."""
-    stream = state.stream(name)
-    return stream is not None and not decide(at.position, facts_of(stream), at.reported, CONTINUE).is_news
 
 
 def _begins(start: Offsets, end: Offsets) -> Offsets:

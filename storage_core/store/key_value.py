@@ -148,9 +148,10 @@ class KeyValue:
     def _changes(
         self, position: int, subject_filter: str, ignore_deletes: bool, timeout_s: float | None
     ) -> Iterator[KeyValueEntry]:
-        waited_s = 0.0
+        waited_s, view = 0.0, self._store.known
         while timeout_s is None or waited_s < timeout_s:
-            state = self._store.state_in_turn().by_incarnation(self.stream.incarnation)
+            view = self._store.newer(view)
+            state = view.state.by_incarnation(self.stream.incarnation)
             if state is None:
                 raise StaleIncarnationError(f"bucket {self.bucket!r} was deleted", stream=self.stream.name)
             if state.next_sequence == position:
@@ -158,7 +159,7 @@ class KeyValue:
                 waited_s += POLL_S
                 continue
             end = min(state.next_sequence, position + BATCH_COUNT)
-            for message in messages(self._store, state, position, end, (subject_filter,)):
+            for message in messages(self._store, state, position, end, (subject_filter,), view):
                 entry = self._entry(message)
                 if entry.operation == PUT or not ignore_deletes:
                     waited_s = 0.0

@@ -31,6 +31,7 @@ from storage_core.store import contents, describe
 from storage_core.store.arguments import Sequences, check_count, check_range, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
+from storage_core.store.ensemble.view import View
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
@@ -64,7 +65,12 @@ class Stream:
 
     def state(self) -> StreamState:
         """Return the stream's committed state; raises StaleIncarnationError if it was deleted."""
-        return self._in(self._store.state())
+        return self._look()[1]
+
+    def _look(self) -> tuple[View, StreamState]:
+        """Return the newest view, and the stream in it."""
+        view = self._store.view()
+        return view, self._in(view.state)
 
     def _in(self, state: StoreState) -> StreamState:
         stream = state.by_incarnation(self.incarnation)
@@ -77,16 +83,19 @@ class Stream:
 
     @property
     def config(self) -> StreamConfig:
+        """The newest committed configuration. Each use looks at the volumes anew, as for the sequences below; `info()`
+        looks once for all of them.
+        """
         return self.state().config
 
     @property
     def first_sequence(self) -> int:
-        """Sequence of the first message; one above last_sequence if there is none."""
+        """Sequence of the first message; one above last_sequence if there is none. Looks at the volumes."""
         return self.state().first_sequence
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence ever used, 0 for none."""
+        """The highest sequence ever used, 0 for none. Looks at the volumes."""
         return self.state().next_sequence - 1
 
     def info(self) -> dict[str, Any]:
@@ -245,7 +254,7 @@ class Stream:
         if msg_id is None or not got.duplicate_count:
             return Published(got.first, False)
         # Where that cannot be read now, an error is right: nothing was stored, and the same msg_id may be sent again.
-        first = contents.find_msg_id(self._store, self.state(), msg_id)
+        first = contents.find_msg_id(self._store, *self._look(), msg_id)
         return Published(first if first is not None else got.first, True)
 
     # --- reading
@@ -269,17 +278,19 @@ class Stream:
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters = check_filters(subject)
         request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
-        slices = contents.slices(self._store, self.state(), request)
+        view, stream = self._look()
+        slices = contents.slices(self._store, stream, request, view)
         options = ReadOptions(tuple(schema.names), subject_filters=filters, on_data_loss=on_data_loss)
         batches = read_slices(slices, options, report, env=self._store.environment)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def get(self, sequence: int) -> Message:
         """Return one message; raises NotFoundError if there is none of that sequence, DataLossError if it is lost."""
-        sequence = check_sequence("sequence", sequence)
-        for message in contents.messages(self._store, self.state(), sequence, sequence + 1):
+        return self._get(*self._look(), check_sequence("sequence", sequence))
+
+    def _get(self, view: View, state: StreamState, sequence: int) -> Message:
+        for message in contents.messages(self._store, state, sequence, sequence + 1, view=view):
             return message
-        state = self.state()
         if sequence in state.lost:
             raise DataLossError(
                 f"stream {self.name!r}: message {sequence} is lost: no volume has it; the stream "
@@ -294,10 +305,11 @@ class Stream:
     def last(self, subject: str) -> Message:
         """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""
         subject_filter = _check_filter(subject)
-        sequence = contents.last_sequence_of(self._store, self.state(), subject_filter)
+        view, stream = self._look()
+        sequence = contents.last_sequence_of(self._store, stream, subject_filter, view)
         if sequence is None:
             raise NotFoundError(f"stream {self.name!r} has no message with subject {subject!r}")
-        return self.get(sequence)
+        return self._get(view, stream, sequence)
 
     def last_per_subject(
         self,
@@ -317,7 +329,8 @@ class Stream:
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters, env = check_filters(subject), self._store.environment
         request = ReadRequest((self.name,), {self.name: (None, end)}, subject_filters=filters)
-        slices = contents.slices(self._store, self.state(), request)
+        view, stream = self._look()
+        slices = contents.slices(self._store, stream, request, view)
         last = latest_only(slices, filters, on_data_loss, report, env)
         batches = read_slices(
             last, ReadOptions(tuple(schema.names), filters, on_data_loss=on_data_loss), report, env=env
@@ -329,11 +342,13 @@ class Stream:
         moment_ns = whole_number(time_ns)
         if moment_ns is None:
             raise ValueError(f"time_ns: {time_ns!r} is not a number of nanoseconds since 1970")
-        return contents.first_at_time(self._store, self.state(), moment_ns)
+        view, stream = self._look()
+        return contents.first_at_time(self._store, stream, moment_ns, view=view)
 
     def subjects(self, subject: str | Sequence[str] | None = None) -> dict[str, int]:
         """Return the subjects of the messages that a filter takes, and how many each has, sorted."""
-        return contents.subject_counts(self._store, self.state(), check_filters(subject))
+        view, stream = self._look()
+        return contents.subject_counts(self._store, stream, check_filters(subject), view)
 
     def gaps(self) -> list[tuple[int, int]]:
         """Return the ranges [first, end) between the first and the last message whose messages are removed or lost."""

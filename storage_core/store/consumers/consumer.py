@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from storage_core.errors import (
     DataLossError,
+    NotFoundError,
+    StaleIncarnationError,
     StorageError,
     UnavailableError,
 )
@@ -50,8 +52,10 @@ from storage_core.store.consumers.fetching import (
 )
 from storage_core.store.consumers.position import ConsumerPosition, decision_of
 from storage_core.store.ensemble.session import Session
+from storage_core.store.ensemble.view import View
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.reading import ReadDamage
+from storage_core.store.volume.volumes import Volume
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
 LOOKS_MIN = 10  # of a fetch whatever its timeout, where others keep taking what it looked at: empty means nothing there
@@ -68,6 +72,7 @@ class _Handed:
     look_again: bool = False  # it stands elsewhere than was looked for
     failure: str = ""
     capped: str = ""  # what keeps more of them back
+    volumes: tuple[Volume, ...] = ()  # as the session found them; none if some are not in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class Consumer(ConsumerPosition):
         pause, slept, until = PAUSE_FIRST_S, 0.0, monotonic() + timeout_s
         looks = 0
         while True:
-            table = self._fetch_now(max_messages, size_max)
+            table = self._fetch_now(max_messages, size_max, is_first=not looks)
             if table is not None and table.num_rows:
                 return table
             looks += 1
@@ -160,15 +165,17 @@ class Consumer(ConsumerPosition):
             self._store.environment.sleep(pause)
             slept, pause = slept + pause, pause * 2
 
-    def _fetch_now(self, count_max: int, size_max: int) -> pa.Table | None:
-        """Return what there is now; None if that has to be asked again."""
-        store, look = self._store, _Look(count_max, size_max)
-        stream, consumer = self._find(store.state())
-        if not decision_of(stream, consumer).is_news:
-            look = self._look_ahead(stream, consumer, look)
-            if look.has_nothing:
-                return FETCH_SCHEMA.empty_table()
-        handed = store.together(lambda session: self._hand_out(session, look))
+    def _fetch_now(self, count_max: int, size_max: int, is_first: bool) -> pa.Table | None:
+        """Return what there is now; None if that has to be asked again. `is_first`: this is the first time."""
+        store, look, view = self._store, _Look(count_max, size_max), None
+        if not (is_first and self._is_known_to_wait(look)):
+            view = store.view()
+            stream, consumer = self._find(view.state)
+            if not decision_of(stream, consumer).is_news:
+                look = self._look_ahead(view, stream, consumer, look)
+                if look.has_nothing:
+                    return FETCH_SCHEMA.empty_table()
+        handed = store.together(lambda session: self._hand_out(session, look), view)
         if handed.failure:
             raise DataLossError(
                 f"consumer {self.name!r}: {handed.failure}", stream=self.stream_name, consumer=self.name
@@ -180,7 +187,9 @@ class Consumer(ConsumerPosition):
         if look.ahead is not None:
             return with_counts(look.ahead.table, handed.consumer, "max_bytes" if look.ahead.is_cut else handed.capped)
         try:
-            rows = read_rows(store, handed.stream, handed.consumer, handed.sequences)
+            rows = read_rows(
+                store, store.known, handed.stream, handed.consumer, handed.sequences, volumes=handed.volumes
+            )
         except BaseException:
             with suppress(StorageError, OSError):  # else they come again after ack_wait
                 self._withhold(handed.sequences, ())
@@ -191,7 +200,23 @@ class Consumer(ConsumerPosition):
                 return None
         return with_counts(rows.table, handed.consumer, handed.capped)
 
-    def _look_ahead(self, stream: StreamState, consumer: ConsumerState, look: _Look) -> _Look:
+    def _is_known_to_wait(self, look: _Look) -> bool:
+        """Return whether new messages wait as far as this process knows, and nothing is read before the session.
+
+        The session then finds out what else has come.
+        """
+        try:
+            stream, consumer = self._find(self._store.known.state)
+        except (NotFoundError, StaleIncarnationError):  # it may have been made since
+            return False
+        now_ns = self._store.environment.now_ns()
+        is_simple = not consumer.config.filter_subjects and not due_again(stream, consumer, now_ns)
+        if not is_simple or decision_of(stream, consumer).is_news:
+            return False
+        handout = look.work_out(stream, consumer, now_ns)
+        return bool(handout.new) and not _reads_ahead(stream, consumer, handout.sequences, look.size_max)
+
+    def _look_ahead(self, view: View, stream: StreamState, consumer: ConsumerState, look: _Look) -> _Look:
         """Return what has to be known before the session, which takes reading.
 
         Raises DataLossError or UnavailableError if the consumer fails on loss and what comes next cannot be read.
@@ -203,19 +228,19 @@ class Consumer(ConsumerPosition):
             and consumer.next_sequence < stream.next_sequence
             and consumer.paused_until_ns <= now_ns
         ):
-            look = replace(look, wanted=look_for(store, stream, consumer, look.count_max))
+            look = replace(look, wanted=look_for(store, view, stream, consumer, look.count_max))
         due = due_again(stream, consumer, now_ns)
         if due and fails:
             look = replace(look, probe=Probe(due))  # they are read before they are handed out
         elif due:
-            probe, self._probed_to = look_again(store, stream, consumer, due, look.count_max, self._probed_to)
+            probe, self._probed_to = look_again(store, view, stream, consumer, due, look.count_max, self._probed_to)
             look = replace(look, probe=probe)
         handout = look.work_out(stream, consumer, now_ns)
         wanted = look.wanted
         if fails and wanted is not None and wanted.damage and not wanted.sequences and not handout.sequences:
             self._stop(wanted.end, wanted.damage)
         if _reads_ahead(stream, consumer, handout.sequences, look.size_max):
-            rows = read_rows(store, stream, consumer, handout.sequences, look.size_max)
+            rows = read_rows(store, view, stream, consumer, handout.sequences, look.size_max)
             if rows.unreadable and fails:
                 first = int(rows.unreadable.starts[0])
                 rows = rows.before(first)
@@ -227,7 +252,7 @@ class Consumer(ConsumerPosition):
                 handout = replace(look, ahead=rows).work_out(stream, consumer, now_ns)
                 if not handout.new:
                     break
-                rows = rows.followed_by(read_rows(store, stream, consumer, handout.new, look.size_max))
+                rows = rows.followed_by(read_rows(store, view, stream, consumer, handout.new, look.size_max))
             look = look.having_read(rows)
             handout = look.work_out(stream, consumer, now_ns)
         return replace(look, has_nothing=handout.is_nothing(consumer))
@@ -268,7 +293,8 @@ class Consumer(ConsumerPosition):
             self._store.release(session, self._incarnation, handout.sequences)
         is_over = bool(handout.sequences or not handout.withheld)  # else what comes behind those may be there
         capped = "max_ack_pending" if handout.is_capped else ""
-        return _Handed(*self._find(session.state), handout.sequences, not is_over, capped=capped)
+        volumes = session.volumes if len(session.writable) == len(session.volumes) else ()
+        return _Handed(*self._find(session.state), handout.sequences, not is_over, capped=capped, volumes=volumes)
 
     def _withhold(self, sequences: SequenceSet, damage: Sequence[ReadDamage]) -> None:
         """Say that these messages were not handed out after all: no copy of them can be read now."""

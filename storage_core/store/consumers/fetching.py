@@ -1,9 +1,11 @@
 """What one fetch of a consumer hands out: worked out from metadata, committed, then read.
 
-A fetch first looks without a lock. If there is something to do it begins a session: the position is reconciled with the
-stream, messages that are due again come first, then new ones, as many as may wait for their acknowledgement. All of it
-is one entry or two in one round of fsyncs, and only after that the messages are read, outside the locks: what was
-handed out is known before anybody sees it, so two processes never hand out the same message within ack_wait.
+A fetch first looks without a lock; not if this process knows that new messages wait, and none has to be read before:
+then the session finds out what else has come. If there is something to do the fetch begins a session: the position is
+reconciled with the stream, messages that are due again come first, then new ones, as many as may wait for their
+acknowledgement. All of it is one entry or two in one round of fsyncs, and only after that the messages are read,
+outside the locks: what was handed out is known before anybody sees it, so two processes never hand out the same message
+within ack_wait.
 
 What no copy can give now is lost only if that was declared; until then nothing passes over it. A consumer that goes on
 past losses withholds such messages: they count as never handed out, wait in its state, and each fetch looks whether
@@ -37,9 +39,11 @@ from storage_core.store import contents
 from storage_core.store.arguments import MESSAGE_COUNT_MAX
 from storage_core.store.consumers.filtered import wanted_in
 from storage_core.store.consumers.position import remedy
+from storage_core.store.ensemble.view import View
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
+from storage_core.store.volume.volumes import Volume
 
 FETCH_SCHEMA = READ_SCHEMA.append(pa.field("delivery_count", pa.int64(), nullable=False))
 CAPPED = b"jstream.capped"  # key of a fetched table's metadata: what kept more messages back
@@ -168,7 +172,13 @@ def work_out(
 
 
 def look_again(
-    store: OpenStore, stream: StreamState, consumer: ConsumerState, due: SequenceSet, count_max: int, start: int
+    store: OpenStore,
+    view: View,
+    stream: StreamState,
+    consumer: ConsumerState,
+    due: SequenceSet,
+    count_max: int,
+    start: int,
 ) -> tuple[Probe, int]:
     """Return which of the messages that are due again can be read, until there are `count_max`, and where that ended.
 
@@ -179,7 +189,8 @@ def look_again(
     damage: list[ReadDamage] = []
     looked: list[tuple[int, int]] = []
     for first, end in (*_stretches(due.clip(start, SEQUENCE_MAX)), *_stretches(due.clip(1, start))):
-        for block_slice in contents.slices(store, stream, ReadRequest((stream.name,), {stream.name: (first, end)})):
+        request = ReadRequest((stream.name,), {stream.name: (first, end)})
+        for block_slice in contents.slices(store, stream, request, view):
             options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_data_loss=REPORT)
             for batch in read_slices([block_slice], options, damage.append, store.environment):
                 sequences = batch.column("sequence").to_numpy()
@@ -209,7 +220,7 @@ def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
     return SequenceSet.from_ranges([(first, min(stream.low_watermark, end))]).union(stream.removed.clip(first, end))
 
 
-def look_for(store: OpenStore, stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
+def look_for(store: OpenStore, view: View, stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
     """Return the next messages that the consumer's filter takes, at most `count_max`.
 
     If the consumer's policy is to fail, only those before the first that cannot be looked at.
@@ -218,7 +229,7 @@ def look_for(store: OpenStore, stream: StreamState, consumer: ConsumerState, cou
     damage: list[ReadDamage] = []
     parts: list[np.ndarray] = []
     count = 0
-    for batch in _read(store, stream, consumer, start, end, ("sequence",), damage):
+    for batch in _read(store, view, stream, consumer, start, end, ("sequence",), damage):
         parts.append(batch.column("sequence").to_numpy())
         count += batch.num_rows
         if count > count_max:
@@ -246,12 +257,14 @@ def done_by(store: OpenStore, stream: StreamState, consumer: ConsumerState, end:
 
 def _read(
     store: OpenStore,
+    view: View,
     stream: StreamState,
     consumer: ConsumerState,
     first: int,
     end: int,
     columns: tuple[str, ...],
     damage: list[ReadDamage],
+    volumes: Sequence[Volume] = (),
 ) -> Iterator[pa.RecordBatch]:
     filters = consumer.config.filter_subjects
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=filters)
@@ -261,7 +274,8 @@ def _read(
         if not loss.served:
             damage.append(loss)
 
-    yield from read_slices(contents.slices(store, stream, request), options, hear, store.environment)
+    slices = contents.slices(store, stream, request, view, volumes)
+    yield from read_slices(slices, options, hear, store.environment)
 
 
 @dataclass(slots=True)
@@ -289,16 +303,23 @@ class Rows:
 
 
 def read_rows(
-    store: OpenStore, stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, size_max: int | None = None
+    store: OpenStore,
+    view: View,
+    stream: StreamState,
+    consumer: ConsumerState,
+    sequences: SequenceSet,
+    size_max: int | None = None,
+    volumes: Sequence[Volume] = (),
 ) -> Rows:
     """Return these messages, and which of them cannot be read.
 
+    `volumes`: as they were found a moment ago.
     `size_max`: message bytes beyond which nothing is taken; one message is, whatever its size.
     """
     damage: list[ReadDamage] = []
     batches: list[pa.RecordBatch] = []
     left, is_cut = size_max, False
-    for batch in _batches(store, stream, consumer, sequences, damage):
+    for batch in _batches(store, view, stream, consumer, sequences, damage, volumes):
         if left is None:
             batches.append(batch)
             continue
@@ -314,11 +335,18 @@ def read_rows(
 
 
 def _batches(
-    store: OpenStore, stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, damage: list[ReadDamage]
+    store: OpenStore,
+    view: View,
+    stream: StreamState,
+    consumer: ConsumerState,
+    sequences: SequenceSet,
+    damage: list[ReadDamage],
+    volumes: Sequence[Volume],
 ) -> Iterator[pa.RecordBatch]:
     """Yield these messages as they are read, no batch empty."""
     for first, end in _stretches(sequences):
-        for batch in _read(store, stream, consumer, first, end, tuple(READ_SCHEMA.names), damage):
+        columns = tuple(READ_SCHEMA.names)
+        for batch in _read(store, view, stream, consumer, first, end, columns, damage, volumes):
             mask = sequences.mask(batch.column("sequence").to_numpy())
             if mask.any():
                 yield batch if mask.all() else batch.filter(pa.array(mask))

@@ -1,8 +1,11 @@
 """What a streaming query does with the store: where it begins, what became of its streams, what it has done.
 
 A query's own memory is its checkpoint: a `QueryPosition` a stream. `reconcile` holds it against the streams as they
-are; that is asked before every plan, so it costs nothing while the store is idle. What it finds is reported once: as an
-event, in the log, and, by a query that may not continue, as a DataLossError.
+are, before every plan. What it finds is reported once: as an event, in the log, and, by a query that may not continue,
+as a DataLossError.
+
+A query looks at the metadata once in a micro-batch and hands that view to each call. A call that writes leaves the next
+view in `QueryReader.view`.
 
 With a durable consumer the store knows the query's place as well. Without a checkpoint the query begins there, and
 whatever batch is finished moves it up, one entry of the log for all streams. Such a query owns its consumers
@@ -10,9 +13,10 @@ whatever batch is finished moves it up, one entry of the log for all streams. Su
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from storage_core.errors import DataLossError, OtherHostError, ReadOnlyError, StorageError
 from storage_core.metadata.commands import (
@@ -58,11 +62,14 @@ from storage_core.store.consumers.query_position import (
     waiting_of,
 )
 from storage_core.store.ensemble.session import Session
+from storage_core.store.ensemble.view import View
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.availability import first_away
+from storage_core.store.volume.volumes import Volume
 
 __all__ = ["QueryPosition", "QueryReader", "Start", "onward"]
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +89,13 @@ class _Verdict:
         return QueryPosition(place, reported_kept(self.stream.lost, place.next_sequence))
 
 
-@dataclass(frozen=True, slots=True)
-class _Quiet:
-    """A state of the store in which there was nothing left to tell."""
-
-    state: StoreState
-    at: dict[str, QueryPosition]
-    reconciled: dict[str, QueryPosition]
-
-
 class QueryReader:
-    """One query's dealings with a store. For one thread at a time, as Spark calls a source."""
+    """One query's dealings with a store. For one thread at a time, as Spark calls a source.
+
+    Calls that take a `view` go by it; without one they look at the metadata themselves.
+    """
+
+    view: View  # that the last call went by, or, if it wrote, left
 
     def __init__(
         self, store: OpenStore, consumer: str | None = None, take_over: bool = False, own: bool = True
@@ -108,8 +111,6 @@ class QueryReader:
             check_name(consumer, "name of a consumer")
             if own and not store.read_only:
                 self._ownership = Ownership(store, take_over)
-        self._quiet: _Quiet | None = None
-        self._said: tuple[StoreState, dict[str, Position]] | None = None  # acknowledged, and nothing left to do
         self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was reported, where it led
 
     def close(self) -> None:
@@ -117,16 +118,31 @@ class QueryReader:
         if self._ownership is not None:
             self._ownership.close()
 
-    def _owned(self, state: StoreState, names: Iterable[str]) -> StoreState:
-        """Own the consumers that these streams have; return the newest state.
+    @property
+    def _state(self) -> StoreState:
+        return self.view.state
+
+    def _begin_by(self, view: View | None) -> None:
+        """Go by this view; without one, look."""
+        self.view = view if view is not None else self._store.view()
+
+    def _write(self, job: Callable[[Session], T]) -> T:
+        """Return what a job in a session returns; the next view is what it leaves."""
+        result = self._store.together(job, self.view)
+        self.view = self._store.known
+        return result
+
+    def _own_consumers(self, names: Iterable[str]) -> None:
+        """Own the consumers that these streams have.
 
         Raises StoreBusyError naming a live query that has one, FencedError if one was taken over.
         """
         if self._ownership is None:
-            return state
-        streams = self._streams(state, names)
+            return
+        streams = self._streams(self._state, names)
         pairs = [(stream, consumer) for stream in streams if (consumer := self._consumer_in(stream)) is not None]
-        return self._store.state() if self._ownership.own(pairs) else state
+        if self._ownership.own(pairs):
+            self.view = self._store.known
 
     def _make(self, session: Session, stream: StreamState, start: QueryStart) -> None:
         """Make the consumer of a stream, and own it."""
@@ -148,30 +164,28 @@ class QueryReader:
         """
         return beginning(self._store.stream_state(stream), sequence)
 
-    def begin(self, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
+    def begin(self, starts: Mapping[str, Start], view: View | None = None) -> dict[str, QueryPosition]:
         """Return where a query without a checkpoint begins in each stream; the same again if it is asked again.
 
         With a consumer that is where the consumer stands, unless an option chose a place: then the consumer is moved
         there, once. One that is not there yet is made. The positions are still to be reconciled. Raises NotFoundError,
         ReadOnlyError, StoreBusyError, FencedError.
         """
+        self._begin_by(view)
         if self._consumer is None:
-            state = self._store.state()
-            return {
-                name: beginning(self._store.stream_state(name, state), start.sequence) for name, start in starts.items()
-            }
-        state = self._owned(self._store.state(), starts)
-        if all(self._is_begun(self._store.stream_state(name, state), start) for name, start in starts.items()):
-            return self._places(state, starts)
+            streams = {name: self._store.stream_state(name, self._state) for name in starts}
+            return {name: beginning(stream, starts[name].sequence) for name, stream in streams.items()}
+        self._own_consumers(starts)
+        if not all(self._is_begun(self._store.stream_state(name, self._state), at) for name, at in starts.items()):
 
-        def job(session: Session) -> StoreState:
-            for name, start in starts.items():
-                stream = self._store.stream_state(name, session.state)
-                if not self._is_begun(stream, start):
-                    self._begin_one(session, stream, start)
-            return session.state
+            def job(session: Session) -> None:
+                for name, start in starts.items():
+                    stream = self._store.stream_state(name, session.state)
+                    if not self._is_begun(stream, start):
+                        self._begin_one(session, stream, start)
 
-        return self._places(self._store.together(job), starts)
+            self._write(job)
+        return self._places(self._state, starts)
 
     def _is_begun(self, stream: StreamState, start: Start) -> bool:
         """Return whether the stream's consumer stands where the query begins."""
@@ -234,7 +248,9 @@ class QueryReader:
 
     # --- what became of the streams
 
-    def reconcile(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> dict[str, QueryPosition]:
+    def reconcile(
+        self, at: Mapping[str, QueryPosition], policy: str, remedy: str, view: View | None = None
+    ) -> dict[str, QueryPosition]:
         """Return where a query that stands at these positions goes on; a stream that is gone for good is left out.
 
         Nothing to tell: the same positions. Otherwise it is decided under the store's lock, by `policy`. FAIL raises
@@ -242,15 +258,15 @@ class QueryReader:
         likewise, and writes and logs what was decided. Called before every plan. Raises FencedError, StoreBusyError.
         """
         assert policy in POLICIES, policy
-        state = self._store.state()
-        if self._quiet is not None and self._quiet.state is state and self._quiet.at == at:
-            return dict(self._quiet.reconciled)
-        state = self._owned(state, at)
-        if self._news(state, self._after_outcomes(state, at), policy):
-            state = self._reconcile_news(at, policy, remedy)
-        state = self._make_missing(state, self._after_outcomes(state, at))
-        self._quiet = _Quiet(state, dict(at), self._after_outcomes(state, at))
-        return dict(self._quiet.reconciled)
+        self._begin_by(view)
+        while True:  # until nothing is left to write: other processes may have written in between
+            index = self.view.index
+            self._own_consumers(at)
+            if self._news(self._state, self._after_outcomes(self._state, at), policy):
+                self._reconcile_news(at, policy, remedy)
+            self._make_missing(self._after_outcomes(self._state, at))
+            if self.view.index == index:
+                return self._after_outcomes(self._state, at)
 
     def _after_outcomes(self, state: StoreState, at: Mapping[str, QueryPosition]) -> dict[str, QueryPosition]:
         """Return the positions with those replaced that this process has reconciled before."""
@@ -280,24 +296,23 @@ class QueryReader:
                 made = replace(made, next_sequence=min(made.next_sequence, int(waiting.starts[0])))
         return _Verdict(at, stream, made)
 
-    def _reconcile_news(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> StoreState:
-        """Decide under the lock and write it down; return the state that it was decided on."""
+    def _reconcile_news(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> None:
+        """Decide under the lock and write it down."""
 
-        def job(session: Session) -> tuple[StoreState, dict[str, _Verdict]]:
+        def job(session: Session) -> dict[str, _Verdict]:
             news = self._news(session.state, self._after_outcomes(session.state, at), policy)
             for name, verdict in news.items():
                 if policy == FAIL:
                     self._tell(session, name, verdict)
                 else:
                     self._carry_out(session, name, verdict)
-            return session.state, news
+            return news
 
         doubt = ""
         try:
-            state, news = self._store.together(job)
+            news = self._write(job)
         except (ReadOnlyError, OtherHostError):
-            state = self._store.state()
-            news = self._news(state, self._after_outcomes(state, at), policy)
+            news = self._news(self._state, self._after_outcomes(self._state, at), policy)
             doubt = " (judged by what can be read: the store is not written from here)"
         if news and policy == FAIL:
             reasons = "; ".join(verdict.made.reason for verdict in news.values())
@@ -305,17 +320,20 @@ class QueryReader:
         for name, verdict in news.items():
             logger.warning("%s: %s%s", verdict.made.action.value, verdict.made.reason, doubt)
             self._outcomes[name] = at[name], verdict.reconciled
-        return state
 
-    def readable(self, name: str, first: int, end: int) -> tuple[int, str]:
+    def readable(
+        self, name: str, first: int, end: int, view: View | None = None, volumes: Sequence[Volume] | None = None
+    ) -> tuple[int, str]:
         """Return up to where [first, end) of a stream can be read now, and why no further; that is reported once.
 
-        What cannot be read, and was not declared lost, is never gone on past: a volume is away. Raises ProcessError.
+        `volumes`: as they were found a moment ago. What cannot be read, and was not declared lost, is never gone on
+        past: a volume is away. Raises ProcessError.
         """
         store = self._store
-        state = store.state()
-        stream = store.stream_state(name, state)
-        away = first_away(state, stream, store.volumes(), first, end, store.environment)
+        self._begin_by(view)
+        stream = store.stream_state(name, self._state)
+        volumes = volumes if volumes is not None else store.volumes()
+        away = first_away(self._state, stream, volumes, first, end, store.environment)
         if away is None:
             return end, ""
         sequence, reason = away
@@ -324,9 +342,12 @@ class QueryReader:
         self._tell_once(stream, event)
         return sequence, reason
 
-    def batch_shortened(self, name: str, bounds: tuple[int, int], gone_count: int, count: int) -> None:
+    def batch_shortened(
+        self, name: str, bounds: tuple[int, int], gone_count: int, count: int, view: View | None = None
+    ) -> None:
         """Write down that a batch of `count` messages is read without those that were removed since it was planned."""
-        stream = self._store.stream_state(name, self._store.state())
+        self._begin_by(view)
+        stream = self._store.stream_state(name, self._state)
         reason = f"{gone_count} of {count} messages were removed after the batch was planned; it is read without them"
         logger.warning("stream %s, sequences %d to %d: %s", name, bounds[0], bounds[1] - 1, reason)
         place = f"{bounds[0]} to {bounds[1] - 1}"
@@ -334,11 +355,10 @@ class QueryReader:
 
     def _tell_once(self, stream: StreamState, event: Event) -> None:
         """Write an event down, unless the store has it; where it cannot be written now the query goes on."""
-        store = self._store
-        if store.read_only or not new_events(store.state().events, (event,)):
+        if self._store.read_only or not new_events(self._state.events, (event,)):
             return
         try:
-            store.together(lambda session: self._record(session, stream, event))
+            self._write(lambda session: self._record(session, stream, event))
         except StorageError as error:
             logger.info("stream %s: an event cannot be written down: %s: %s", stream.name, event.reason, error)
 
@@ -382,19 +402,18 @@ class QueryReader:
             self._ownership.generation(stream, consumer)
             session.propose(move_of(stream, consumer, decision_of(stream, consumer, CONTINUE), (event,)))
 
-    def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
+    def _make_missing(self, at: Mapping[str, QueryPosition]) -> None:
         """Make the consumers of streams that have none, or none any more, where the query stands."""
-        if self._ownership is None or all(map(self._consumer_in, self._streams(state, at))):
-            return state
+        if self._ownership is None or all(map(self._consumer_in, self._streams(self._state, at))):
+            return
 
-        def job(session: Session) -> StoreState:
+        def job(session: Session) -> None:
             for stream in self._streams(session.state, at):
                 start = at[stream.name].position
                 if self._consumer_in(stream) is None and start.incarnation == stream.incarnation:
                     self._make(session, stream, QueryStart(start.next_sequence))
-            return session.state
 
-        return self._store.together(job)
+        self._write(job)
 
     @staticmethod
     def _streams(state: StoreState, names: Iterable[str]) -> list[StreamState]:
@@ -402,7 +421,7 @@ class QueryReader:
 
     # --- what was done
 
-    def acknowledge(self, ends: Mapping[str, Position]) -> None:
+    def acknowledge(self, ends: Mapping[str, Position], view: View | None = None) -> None:
         """Say that everything below these positions is done, durably: the consumers move up, and never back.
 
         One entry for all streams; nothing is written for what was said before, or without a consumer. A position that
@@ -411,12 +430,9 @@ class QueryReader:
         """
         if self._consumer is None:
             return
-        state = self._store.state()
-        if self._said is not None and self._said[0] is state and self._said[1] == ends:
-            return
-        state = self._owned(state, ends)
-        if not self._advances(state, ends):
-            self._said = state, dict(ends)
+        self._begin_by(view)
+        self._own_consumers(ends)
+        if not self._advances(self._state, ends):
             return
 
         def job(session: Session) -> None:
@@ -442,7 +458,7 @@ class QueryReader:
                 if sequences:
                     self._store.release(session, incarnation, sequences)
 
-        self._store.together(job)
+        self._write(job)
 
     def _generation(self, stream: StreamState, consumer: ConsumerState) -> int:
         if self._ownership is None:
@@ -469,13 +485,13 @@ class QueryReader:
 
     # --- what the consumer says
 
-    def is_paused(self, stream: str) -> bool:
+    def is_paused(self, stream: str, view: View | None = None) -> bool:
         """Return whether the stream's consumer is paused now."""
-        consumer, now_ns = self._of(stream), self._store.environment.now_ns()
+        consumer, now_ns = self._of(stream, view), self._store.environment.now_ns()
         if consumer is None or consumer.paused_until_ns <= now_ns:
             return False
         if consumer.is_clock_behind(now_ns) and not self._store.read_only:
-            self._store.together(lambda session: self._set_back(session, stream, now_ns))
+            self._write(lambda session: self._set_back(session, stream, now_ns))
         return True
 
     def _set_back(self, session: Session, name: str, now_ns: int) -> None:
@@ -486,11 +502,12 @@ class QueryReader:
             until_ns = consumer.by_clock(now_ns).paused_until_ns
             session.propose(PauseConsumer(stream.incarnation, consumer.name, until_ns))
 
-    def filters(self, stream: str) -> tuple[str, ...]:
+    def filters(self, stream: str, view: View | None = None) -> tuple[str, ...]:
         """Return the filter_subjects of the stream's consumer; none without."""
-        consumer = self._of(stream)
+        consumer = self._of(stream, view)
         return consumer.config.filter_subjects if consumer is not None else ()
 
-    def _of(self, name: str) -> ConsumerState | None:
-        stream = self._store.state().stream(name)
+    def _of(self, name: str, view: View | None) -> ConsumerState | None:
+        self._begin_by(view)
+        stream = self._state.stream(name)
         return self._consumer_in(stream) if stream is not None else None

@@ -1,155 +1,27 @@
 """How many requests things cost, counted where the store asks its client: objects in memory."""
 
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from random import Random
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from harness.objects import store as memory
-from harness.objects.scheduler import Scheduler
-from harness.objects.store import Odds, Service
+from harness.objects.counting import Counting
 
 from storage_core.block.format import FRAME_SIZE_TARGET
-from storage_core.deadlines import VARIABLE, DeadlineFiles
+from storage_core.deadlines import VARIABLE
 from storage_core.errors import CorruptionError, UnsuitableFileSystemError
-from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Append, AppendedBlocks
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
-from storage_core.objects.files import FIRST_READ_SIZE, ObjectFiles
-from storage_core.objects.reached import AnyFiles
+from storage_core.objects.files import FIRST_READ_SIZE
 from storage_core.objects.reading_ahead import AHEAD_COUNT, PIECE_SIZE
 from storage_core.raft import object_log_format
 from storage_core.store import environment
-from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.store import Store
 from storage_core.store.volume import object_log
 from storage_core.store.writing import incoming
 from storage_core.store.writing.staging import Stager
-
-VERBS = {"create": "create", "put": "put", "get": "get", "get_ranges": "get", "size": "head", "children": "list",
-         "names": "list", "delete": "delete"}  # fmt: skip
-
-
-class Counting:
-    """Clients of a service in memory, and what they are asked."""
-
-    def __init__(self) -> None:
-        random = Random(1)
-        self._service = Service(Scheduler(random, 1), random, Odds())
-        self._lock = threading.Lock()
-        self.counts: Counter[str] = Counter()
-        self.sizes: list[int] = []  # of what was asked for, in bytes
-        self._asked = threading.Condition(self._lock)
-        self._wait: Callable[[], None] = lambda: None
-        self._asked_of_held, self._was_waited_for = 0, False
-        self._held_back = ("", threading.Event())  # a bucket that gives no answer until then
-
-    def connect(self, uri: str) -> Any:
-        client = self._service.connect(uri)
-        for method, verb in VERBS.items():
-            setattr(client, method, self._counted(getattr(client, method), verb, uri))
-        begin_put = client.begin_put
-
-        def begin(name: str) -> Any:
-            upload = begin_put(name)
-            upload.write = self._counted(upload.write, "part", uri)
-            return upload
-
-        client.begin_put = begin
-        return client
-
-    def _counted(self, call: Any, verb: str, uri: str) -> Any:
-        def counted(*arguments: Any) -> Any:
-            with self._asked:
-                self.counts[verb] += 1
-                if isinstance(arguments[-1], list):
-                    self.sizes += [end - start for start, end in arguments[-1]]
-                self._asked.notify_all()
-            self._wait()
-            bucket, released = self._held_back
-            if uri.startswith(bucket or "none"):
-                self._asked_of_held += 1
-                self._was_waited_for |= not released.wait(60.0)
-            result = call(*arguments)
-            if isinstance(result, tuple):
-                self.sizes.append(len(result[0]))
-            return result
-
-        return counted
-
-    def process(self) -> Environment:
-        return replace(REAL, files=DeadlineFiles(AnyFiles(OS_FILES, ObjectFiles(self.connect))))
-
-    @contextmanager
-    def holding(self) -> Iterator[Callable[[int], bool]]:
-        """Answer nothing meanwhile; yield what waits until so many ranges were asked for."""
-        released = threading.Event()
-        self._wait = lambda: released.wait(10.0) and None
-        self.sizes.clear()
-
-        def asked(count: int) -> bool:
-            with self._asked:
-                return self._asked.wait_for(lambda: len(self.sizes) >= count, 10.0)
-
-        try:
-            yield asked
-        finally:
-            self._wait = lambda: None
-            released.set()
-
-    @contextmanager
-    def holding_back(self, bucket: str) -> Iterator[Callable[[], int]]:
-        """Answer nothing that this bucket is asked meanwhile, which nobody may wait for; yield what counts that."""
-        released = threading.Event()
-        self._asked_of_held, self._was_waited_for, self._held_back = 0, False, (bucket, released)
-        try:
-            yield lambda: self._asked_of_held
-        finally:
-            self._held_back = ("", released)
-            released.set()
-        assert not self._was_waited_for
-
-    def objects(self, bucket: str) -> dict[str, bytes]:
-        return self._service.buckets[bucket].objects
-
-    def record_count(self, bucket: str) -> int:
-        return sum(name.endswith(".rec") for name in self._service.buckets[bucket].objects)
-
-    @contextmanager
-    def rounds(self, *sizes: int) -> Iterator[None]:
-        """Answer none of a round's requests before so many were made, and allow no more than these rounds."""
-        barriers = [threading.Barrier(size) for size in sizes]
-        order = deque(barrier for barrier, size in zip(barriers, sizes, strict=True) for _ in range(size))
-
-        def wait() -> None:
-            with self._lock:
-                assert order, f"more than {sizes} requests"
-                barrier = order.popleft()
-            barrier.wait(10.0)
-
-        self._wait = wait
-        try:
-            yield
-        finally:
-            self._wait = lambda: None
-        assert not order, f"fewer than {sizes} requests"
-
-    @contextmanager
-    def asking(self) -> Iterator[Counter[str]]:
-        with self._lock:
-            self.counts.clear()
-            self.sizes.clear()
-        counted: Counter[str] = Counter()
-        yield counted
-        with self._lock:
-            counted.update(self.counts)
 
 
 @pytest.fixture
@@ -180,8 +52,9 @@ def test_requests_of_what_is_done_often(counting: Counting, volume_count: int) -
     with counting.asking() as counts:
         store.plan(ReadRequest(("ORDERS",)))
     assert counts == {"list": volume_count}
+    view = store.known
     with counting.asking() as counts:
-        store.state_in_turn()
+        assert store.newer(view) is view
     assert counts == {"list": 1}
 
 
@@ -288,11 +161,12 @@ def test_commit_of_staged_blocks_takes_two_requests_one_after_the_other(counting
 def test_query_that_waits_sees_what_others_append(counting: Counting) -> None:
     volumes = made(counting, 3)
     waiting, other = (Store.open(volumes, env=counting.process()) for _ in range(2))
+    view = waiting.view()
     for _ in range(3):
         sequences = other.stream("ORDERS").append(MESSAGES)
-        seen = waiting.state_in_turn()
-        assert waiting.stream_state("ORDERS", seen).next_sequence == sequences.stop
-        assert waiting.state_in_turn() is seen
+        view = waiting.newer(view)
+        assert waiting.stream_state("ORDERS", view.state).next_sequence == sequences.stop
+        assert waiting.newer(view) is view
 
 
 def incompressible(frame_count: int) -> pa.Table:
