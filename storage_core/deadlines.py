@@ -30,7 +30,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from storage_core.files import File, Files, Lock, OsFile, ReadingAhead
+from storage_core.files import File, Files, Lasting, Lock, OsFile, ReadingAhead
 from storage_core.forks import Stage, renew_in_children
 from storage_core.os_errors import UnreachableError
 from storage_core.paths import is_in_object_store
@@ -447,6 +447,10 @@ class DeadlineFile:
 
     def size(self) -> int:
         return self._volume.run(self._inner.size, self._timeout_s)
+
+    def size_at_path(self) -> int | None:
+        inner = self._inner
+        return self._volume.run(inner.size_at_path, self._timeout_s) if isinstance(inner, Lasting) else None
 
     def close(self) -> None:
         self._volume.when_all_have_returned(self._inner.close)

@@ -18,7 +18,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Protocol, runtime_checkable
 logger = logging.getLogger(__name__)
 FILE_MODE = 0o600
 PAGE_SIZE = 4096  # bytes; of the page cache
+NOTE_SIZE = 512  # bytes that a lock's note takes, filled up with spaces: it covers the one before as a whole
 DIRECTORY_MODE = 0o700
 GROUP_FILE, GROUP_DIRECTORY = 0o660, 0o2770  # setgid: what is made in it gets its group, whoever makes it
 
@@ -67,11 +68,11 @@ class Lock(Protocol):
     def try_acquire(self) -> bool: ...
 
     def write_note(self, note: bytes) -> None:
-        """Leave a note for others in the locked file: who holds it."""
+        """Leave a note for others in the locked file: who holds it, in at most NOTE_SIZE bytes of text."""
         ...
 
     def read_note(self) -> bytes:
-        """Return the note of whoever held the lock last, at most a page."""
+        """Return the note of whoever held the lock last."""
         ...
 
     def close(self) -> None:
@@ -85,6 +86,15 @@ class ReadingAhead(Protocol):
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Say which ranges [start, end) will be read into buffers, in order; others may be read all the same."""
+        ...
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """An open file that can be kept for a while in which other processes use its path."""
+
+    def size_at_path(self) -> int | None:
+        """Return its size now; None if its path leads to another file or to none, or another path leads to it, too."""
         ...
 
 
@@ -160,11 +170,16 @@ class Files(Protocol):
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("opened_size", "path", "_descriptor")
+    __slots__ = ("opened_size", "path", "_descriptor", "_inode")
     tag = ""
 
     def __init__(self, path: Path, descriptor: int, size: int = 0) -> None:
         self.path, self._descriptor, self.opened_size = path, descriptor, size
+        self._inode: tuple[int, int] | None = None  # device and number, once somebody asks
+
+    def __del__(self) -> None:  # of a file that was kept open and is not needed any more
+        with suppress(AttributeError, OSError):
+            self.close()
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         parts, want = [], size
@@ -230,6 +245,17 @@ class OsFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def size_at_path(self) -> int | None:
+        try:
+            status = os.lstat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if self._inode is None:
+            own = os.fstat(self._descriptor)
+            self._inode = own.st_dev, own.st_ino
+        is_same = (status.st_dev, status.st_ino) == self._inode and status.st_nlink == 1
+        return status.st_size if is_same else None
+
     def next_data(self, offset_bytes: int) -> int:
         """Return where the next bytes begin that the file holds, from `offset_bytes` on; its size if there are none.
 
@@ -267,7 +293,10 @@ class OsLock:
 
     def __init__(self, path: Path) -> None:
         # Closed at once with its number forgotten, whatever interrupts the caller; and when nobody refers to it.
-        self._file = FileIO(_open(path, os.O_RDWR | os.O_CREAT)[0], "r+")
+        try:
+            self._file = FileIO(_open(path, os.O_RDWR)[0], "r+")
+        except FileNotFoundError:
+            self._file = FileIO(_open(path, os.O_RDWR | os.O_CREAT)[0], "r+")
 
     def try_acquire(self) -> bool:
         try:
@@ -277,11 +306,10 @@ class OsLock:
         return True
 
     def write_note(self, note: bytes) -> None:
-        os.pwrite(self._file.fileno(), note, 0)
-        os.ftruncate(self._file.fileno(), len(note))
+        os.pwrite(self._file.fileno(), note.ljust(NOTE_SIZE), 0)
 
     def read_note(self) -> bytes:
-        return os.pread(self._file.fileno(), 4096, 0)
+        return os.pread(self._file.fileno(), NOTE_SIZE, 0).rstrip(b" ")
 
     def close(self) -> None:
         self._file.close()
@@ -416,6 +444,8 @@ def _open(path: Path, flags: int) -> tuple[int, int]:
     # O_NONBLOCK: opening a FIFO must not hang; it has no effect on regular files, which is all that gets through.
     mode = GROUP_FILE if flags & os.O_CREAT and _is_shared(path.parent) else FILE_MODE
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    if flags & os.O_EXCL and mode == FILE_MODE:
+        return descriptor, 0  # it was made just now
     status, refused = os.fstat(descriptor), None
     if not stat.S_ISREG(status.st_mode):
         refused = OSError(errno.EINVAL, "not a regular file", str(path))

@@ -138,9 +138,13 @@ class Store(OpenStore):
     def close(self) -> None:
         """End the use of this object, and of its streams and consumers: from now on they raise StoreClosedError.
 
-        Operations under way in other threads, and readers that `read` has returned, run to their end.
+        Operations under way in other threads, and readers that `read` has returned, run to their end. Files that stay
+        open between calls are closed, so that nothing is in the way of unmounting a volume.
         """
         self._is_closed = True
+        self._metadata.memory.close()
+        if "maintenance" in vars(self):
+            self.maintenance.close()
 
     def __enter__(self) -> "Store":
         self.check_open()

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from harness.simulated_disk import SECTOR_SIZE, ProcessEnded
 
-from storage_core.files import File, Files, Lock
+from storage_core.files import File, Files, Lasting, Lock
 
 T = TypeVar("T")
 CHANGING = (
@@ -225,6 +225,10 @@ class FaultyFile:
     def size(self) -> int:
         self._files.admit("size", self.path)
         return self._inner.size()
+
+    def size_at_path(self) -> int | None:
+        self._files.admit("size", self.path)
+        return self._inner.size_at_path() if isinstance(self._inner, Lasting) else None
 
     def close(self) -> None:
         self._inner.close()

@@ -38,6 +38,8 @@ from harness.simulated_nodes import (
     SimulatedInode,
 )
 
+from storage_core.files import NOTE_SIZE
+
 __all__ = [
     "ALL_KEPT",
     "NOTHING_KEPT",
@@ -239,6 +241,14 @@ class SimulatedFile:
     def size(self) -> int:
         return len(self._open().content)
 
+    def size_at_path(self) -> int | None:
+        own = self._open()
+        try:
+            there = self._process.disk.inode(self.path)
+        except OSError:
+            return None
+        return len(there.content) if there is own else None
+
     def close(self) -> None:
         self._inode = None
 
@@ -270,12 +280,11 @@ class SimulatedLock:
 
     def write_note(self, note: bytes) -> None:
         self._process.check_alive()
-        self._inode.write(0, note)
-        self._inode.resize(len(note))
+        self._inode.write(0, note.ljust(NOTE_SIZE))
 
     def read_note(self) -> bytes:
         self._process.check_alive()
-        return self._inode.content[:4096]
+        return self._inode.content[:NOTE_SIZE].rstrip(b" ")
 
     def close(self) -> None:
         if self._inode.lock is self:

@@ -25,7 +25,7 @@ from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log_contents import NONE_FETCHED, Fetched, Position
 from storage_core.store.volume.object_log import DIRECTORY, Listing
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import Volume
+from storage_core.store.volume.volumes import MetadataLog, Volume
 
 T = TypeVar("T")
 RECORDS_KEPT_SIZE_MAX = 4 << 20  # bytes of a log in an object store, of which each record takes a request to fetch
@@ -71,12 +71,19 @@ class Memory:
         self._last_states: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
         self._records: dict[bytes, Fetched] = {}  # by volume in an object store: of its log, as last read
+        self.logs: dict[bytes, MetadataLog] = {}  # by volume: of the last session, with the segment that it wrote
         self.renew()
 
     def renew(self) -> None:
-        """Lead nothing: a forked child is another process."""
+        """Lead nothing, and keep no file: a forked child is another process."""
         self._swapping = threading.Lock()
+        self.logs.clear()
         self.forget()
+
+    def close(self) -> None:
+        """Close the files that are kept from one session to the next."""
+        while self.logs:
+            self.logs.popitem()[1].close()
 
     # --- the record
 

@@ -1,6 +1,6 @@
 """Rounds: one piece of I/O on the logs of several volumes at once, each of which may fail on its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -42,10 +42,16 @@ class Round:
 
 
 class Logs:
-    """The logs of a session's volumes. The segments that are written stay open until it is closed."""
+    """The logs of a session's volumes. The segments that are written stay open.
 
-    def __init__(self, env: Environment, volumes: Iterable[Volume]) -> None:
-        self._env = env
+    After a session in which all went well they do so for the next one of this process, which looks whether they are
+    still the files that it would open. Of a volume on which a call failed nothing is kept.
+    """
+
+    def __init__(self, env: Environment, volumes: Iterable[Volume], kept: MutableMapping[bytes, MetadataLog]) -> None:
+        """`kept`: logs of the last session, by volume; what is kept of this one is left there."""
+        self._env, self._kept = env, kept
+        self._failed: set[bytes] = set()
         self._volumes: dict[bytes, Volume] = {}
         self._logs: dict[bytes, MetadataLog] = {}
         self.drew_on_reserves = False  # of full volumes, so they have to be filled again
@@ -54,14 +60,24 @@ class Logs:
 
     def add(self, volume: Volume) -> None:
         self._volumes[volume.volume_id] = volume
-        self._logs[volume.volume_id] = volume.log.keep_open()
+        log, kept = volume.log, self._kept.pop(volume.volume_id, None)
+        if kept is not None and volume.identity is not None and kept.is_of(log.directory, volume.identity):
+            log = kept
+        elif kept is not None:
+            kept.close()
+        self._logs[volume.volume_id] = log.keep_open()
 
     def __getitem__(self, volume_id: bytes) -> MetadataLog:
         return self._logs[volume_id]
 
-    def close(self) -> None:
-        for log in self._logs.values():
-            log.close()
+    def close(self, keeps: bool = False) -> None:
+        """Close the logs; `keeps`: but those on which nothing has failed."""
+        for volume_id, log in self._logs.items():
+            if keeps and volume_id not in self._failed:
+                log.rest()
+                self._kept[volume_id] = log
+            else:
+                log.close()
 
     def name(self, volume_id: bytes) -> str:
         """Return where a volume is, for messages."""
@@ -80,7 +96,9 @@ class Logs:
             if room is not None:
                 call = partial(self._with_room, volume_id, call, room)
             calls.append(VolumeCall(self._env.files, log.directory, call, is_shared=True))
-        return dict(zip(works, self._env.parallel(calls), strict=True))
+        outcomes = dict(zip(works, self._env.parallel(calls), strict=True))
+        self._failed.update(key for key, outcome in outcomes.items() if isinstance(outcome, BaseException))
+        return outcomes
 
     def _with_room(self, volume_id: bytes, call: Callable[[], T], room: Room) -> T:
         """Do the call again while there is no room for it and the volume has a reserve to give up."""

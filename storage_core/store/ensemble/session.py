@@ -111,7 +111,8 @@ class Session:
         self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
         self._is_fresh, self._may_assume, self._looked_at = is_fresh, may_assume, looked_at
         self._is_assumed = False  # that nobody has led since: what is written next will tell
-        self._logs = Logs(self._env, volumes)
+        self._logs = Logs(self._env, volumes, memory.logs)
+        self._is_over = False  # in order
         self._statuses: Mapping[bytes, VolumeStatus] = {}
         self._decision: Decision | None = None
         self._wrote = False  # a command in this session
@@ -190,8 +191,8 @@ class Session:
         return self._memory.known.leadership
 
     def close(self) -> None:
-        """Close the files of the logs, before the locks are let go of."""
-        self._logs.close()
+        """Close the files of the logs, before the locks are let go of; after a session without a failure they stay."""
+        self._logs.close(keeps=self._is_over)
 
     def _see(self, **changes: Any) -> None:
         """Go by this view from here on."""
@@ -696,13 +697,17 @@ class Session:
     def end(self) -> None:
         """Do what is left to be done before the locks are let go of. What was done before stays done if this fails."""
         self._retire()
-        if not self._wrote or self._memory.known.leadership is None:
-            return
+        if self._wrote and self._memory.known.leadership is not None:
+            self._record_news(self._memory.known.leadership)
+        self._is_over = True
+
+    def _record_news(self, leadership: Leadership) -> None:
+        """Write down what has become of the volumes since the last event of each."""
         decided = self._decision.statuses if self._decision is not None else {}
         statuses = {voter.volume_id: self.status(voter.volume_id) for voter in self.state.voters}
         events = news_of(self.state, decided, statuses, self._memory.last_states(self.state))
         if events:
-            self._say(RecordEvents(events), self._memory.known.leadership)
+            self._say(RecordEvents(events), leadership)
 
     def _retire(self) -> None:
         """Say on the others that a volume has failed: it counts again after it was verified."""

@@ -42,11 +42,17 @@ class Maintenance:
         self._env = env
         # By volume: the streams as of which its journal has every block.
         self._journaled: dict[Volume, Streams] = {}
+        self._journals: dict[Volume, PlacementJournal] = {}  # with the file that records are appended to
         # By volume: under which leadership its reserve was seen to be whole. Others that use it lead from then on.
         self._filled: dict[Volume, Leadership] = {}
         self.archived: set[bytes] = set()  # ids of blocks that may be unlinked, as archives.py found
         self._repair = BackgroundRepair(env)
         self._merging = Merging(env)
+
+    def close(self) -> None:
+        """Close the files that are kept from one session to the next."""
+        while self._journals:
+            self._journals.popitem()[1].close()
 
     def after(self, session: Session, everything: bool = False) -> None:
         """Do what is due; `everything`: without the bounds of one session. Failures are logged and left for later."""
@@ -93,7 +99,7 @@ class Maintenance:
                 self._failed(session, volume, error)
 
     def _write_one(self, session: Session, volume: Volume) -> None:
-        journal, streams = volume.journal, session.state.streams
+        journal, streams = self._journals.setdefault(volume, volume.journal), session.state.streams
         journaled, journaled_ids = self._journaled.get(volume), dict[bytes, set[bytes]]()
         if journaled is None:
             # What others wrote after the snapshot may be torn anywhere: this process goes by what it finds, once.

@@ -23,7 +23,7 @@ from storage_core.errors import (
     UnsupportedVersionError,
 )
 from storage_core.file_kinds import LOG_SEGMENT
-from storage_core.files import File, Files, write_durably
+from storage_core.files import File, Files, Lasting, write_durably
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import START, CommitRecord, EntryId, Seal, Vote
@@ -63,15 +63,24 @@ class VolumeLog:
         self.directory = volume / DIRECTORY
         self._is_kept = False  # whether the segment that is written stays open
         self._open_segment: tuple[int, File] | None = None
+        self._size: int | None = None  # of that one when this session first used it; None: it has not yet
+
+    def is_of(self, directory: Path, identity: VolumeIdentity) -> bool:
+        """Return whether this is the log of that instance of a volume."""
+        return (self.directory, self._identity) == (directory, identity)
 
     def keep_open(self) -> "VolumeLog":
         """Let the segment that is written stay open until `close`: for a session, nobody else writes it meanwhile."""
         self._is_kept = True
         return self
 
+    def rest(self) -> None:
+        """Let others write until the next session: what stays open is looked at before it is used again."""
+        self._size = None
+
     def close(self) -> None:
         """Close what was kept open, and keep nothing from here on."""
-        self._is_kept = False
+        self._is_kept, self._size = False, None
         kept, self._open_segment = self._open_segment, None
         if kept is not None:
             kept[1].close()
@@ -94,6 +103,14 @@ class VolumeLog:
                 numbers.append(int(stem, 16))
         return sorted(numbers)
 
+    def _is_newest(self, number: int) -> bool:
+        """Return whether no segment comes after this one: their numbers have no gap, and the oldest goes first."""
+        try:
+            self._files.file_size(self.segment_path(number + 1))
+        except FileNotFoundError:
+            return True
+        return False
+
     def segment_path(self, number: int) -> Path:
         return self.directory / f"{number:016x}.log"
 
@@ -112,9 +129,19 @@ class VolumeLog:
 
     def read_mark(self, before: Mark | None = None, position: Position | None = None) -> Mark:
         """Return the same, as what a log says of what is committed, read anew whatever it said before."""
-        return Mark(*self.read_commit_record())
+        newest = position.segment if position is not None else 0
+        return Mark(*together(self._files, self.directory, partial(self._read_commit_record, newest)))
 
-    def _read_commit_record(self) -> tuple[CommitRecord | None, bool]:
+    def _read_commit_record(self, newest: int = 0) -> tuple[CommitRecord | None, bool]:
+        """`newest`: the segment that was the newest at the last look; if it still is, nothing is listed."""
+        if newest and self._is_newest(newest):
+            try:
+                with self._open(self.segment_path(newest)) as file:
+                    best, whole = self._commit_record_in(file.read_at(0, BATCHES_OFFSET), newest)
+            except (CorruptRecordError, TruncatedRecordError, FileNotFoundError):
+                best = None
+            if best is not None:
+                return best, whole
         clean, numbers = True, self.segments()
         for at in range(len(numbers) - 1, -1, -1):
             number = numbers[at]
@@ -222,11 +249,12 @@ class VolumeLog:
         For a session, under the volume's lock. The header of the segment says whose it is, so the volume that was here
         is here still if it names this instance. Raises CorruptionError if it is another one's.
         """
-        if self.segments()[-1:] != [position.segment]:
+        if not self._is_newest(position.segment):
             return None
         with self._segment(position.segment) as file:
             head = file.read_at(0, BATCHES_OFFSET)
-            tail = _tail_of(file, file.opened_size, position)
+            size = self._size if self._size is not None else file.opened_size
+            tail = _tail_of(file, size, position)
         header = log_format.decode_segment_header(head[:PAGE_SIZE])
         self._check_header(header, position.segment)
         if header.instance_id != self._identity.instance_id:
@@ -235,6 +263,8 @@ class VolumeLog:
             [head[at : at + PAGE_SIZE] for at in range(PAGE_SIZE, BATCHES_OFFSET, PAGE_SIZE)]
         )
         if commit is None or not is_whole or tail is None or not tail.is_clean:
+            return None
+        if any(isinstance(record, Seal) for record in tail.records):  # the segment after it was lost
             return None
         return Look(commit, tail.records, tail.position)
 
@@ -248,10 +278,13 @@ class VolumeLog:
         return best_commit_record(pages[1:])
 
     def _read_tail(self, position: Position) -> Tail | None:
-        if self.segments()[-1:] != [position.segment]:
+        if not self._is_newest(position.segment):
             return None
-        with self._open(self.segment_path(position.segment)) as file:
-            return _tail_of(file, file.opened_size, position)
+        try:
+            with self._open(self.segment_path(position.segment)) as file:
+                return _tail_of(file, file.opened_size, position)
+        except FileNotFoundError:
+            return None
 
     def _read_snapshots(self, contents: LogContents) -> None:
         for index in reversed(self.snapshots()):
@@ -571,13 +604,16 @@ class VolumeLog:
         """Open a segment for writing, unless it is open; it stays so where that was asked for."""
         kept = self._open_segment
         if kept is not None and kept[0] == number:
-            yield kept[1]
-            return
+            if self._size is None and isinstance(kept[1], Lasting):
+                self._size = kept[1].size_at_path()
+            if self._size is not None:
+                yield kept[1]
+                return
         file = self._files.open(self.segment_path(number), writable=True)
         if self._is_kept:
             if kept is not None:
                 kept[1].close()
-            self._open_segment = (number, file)
+            self._open_segment, self._size = (number, file), file.opened_size
             yield file
             return
         with closing(file):

@@ -81,8 +81,15 @@ class ObjectLog:
         self._files, self._identity = files, identity
         self.directory = volume / DIRECTORY
 
+    def is_of(self, directory: Path, identity: VolumeIdentity) -> bool:
+        """Return whether this is the log of that instance of a volume."""
+        return (self.directory, self._identity) == (directory, identity)
+
     def keep_open(self) -> "ObjectLog":
         return self
+
+    def rest(self) -> None:
+        """Nothing is open."""
 
     def close(self) -> None:
         """Nothing is open."""

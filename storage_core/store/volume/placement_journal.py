@@ -22,7 +22,7 @@ from storage_core.bounded import pack, unpack
 from storage_core.checksum import crc32c
 from storage_core.deadlines import together
 from storage_core.errors import CorruptionError, UnsupportedVersionError
-from storage_core.files import File, Files
+from storage_core.files import File, Files, Lasting
 from storage_core.metadata.config import check_name
 from storage_core.metadata.invariants import check_id
 from storage_core.metadata.manifest import BLOCK_DTYPE, decode_blocks, encode_blocks
@@ -66,6 +66,7 @@ class PlacementJournal:
 
     def __init__(self, files: Files, volume: Path) -> None:
         self._files, self.path = files, volume / FILE_NAME
+        self._file: File | None = None  # that the last record was appended to
 
     def write(self, index: int, placements: Iterable[Placement]) -> None:
         """Put a journal of all live blocks as of an entry in the place of what is there, durably."""
@@ -116,8 +117,26 @@ class PlacementJournal:
         together(self._files, self.path, partial(self._append, content, is_checked))
 
     def _append(self, content: bytes, is_checked: bool) -> None:
-        with closing(self._open(is_checked)) as file:
-            file.write_at(-(-max(file.opened_size, _HEADER.size) // 8) * 8, content)
+        file, self._file = self._file, None
+        size = (file.size_at_path() or 0) if is_checked and isinstance(file, Lasting) else 0
+        if file is not None and size < _HEADER.size:
+            file.close()
+            file = None
+        if file is None:
+            file = self._open(is_checked)
+            size = max(file.opened_size, _HEADER.size)
+        try:
+            file.write_at(-(-size // 8) * 8, content)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+    def close(self) -> None:
+        """Close the file that records were appended to."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def read(self, start: int = 0) -> Iterator[Placement]:
         """Yield every whole record from `start` on, in the order in which they were written.
