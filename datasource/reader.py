@@ -60,9 +60,10 @@ class MessageReader(DataSourceReader):
             return [SlicePartition(())]
         opening = open_store_of if self.settings.consumer else open_for_reading  # who reads as a consumer makes it
         with opening(self.settings, self.settings.take_over) as store:
-            request = self._request(store)
+            view = store.view()
+            request = self._request(store, view)
             own = self._filters_of_consumer(store, request.streams)
-            planned = [self._narrowed(store.plan(part).slices, store) for part in _apart(request, own)]
+            planned = [self._narrowed(store.plan(part, view).slices, store) for part in _apart(request, own)]
         packed = pack_blocks(
             BlockSlices.concatenate(planned), self.settings.min_partitions, self.settings.partition_rows_max
         )
@@ -86,9 +87,9 @@ class MessageReader(DataSourceReader):
         )
         yield from rows_of(partition, options, self.settings, shape)
 
-    def _request(self, store: Store) -> ReadRequest:
-        names = select_streams(store.streams(), self.settings.streams)
-        ranges = stream_ranges(store, names, self.settings)
+    def _request(self, store: Store, view: View) -> ReadRequest:
+        names = select_streams((stream.name for stream in view.state.streams.values()), self.settings.streams)
+        ranges = stream_ranges(store, view, names, self.settings)
         kept = {name: _clip(bounds, self.constraints) for name, bounds in ranges.items() if self._takes(name)}
         return ReadRequest(
             streams=tuple(kept),
@@ -106,9 +107,9 @@ class MessageReader(DataSourceReader):
         if self.settings.consumer is None:
             return {}
         reader, asked = QueryReader(store, self.settings.consumer, own=False), self.constraints.subjects or ()
-        return {
-            name: filters_of_both(asked, subject_filters) for name in names if (subject_filters := reader.filters(name))
-        }
+        view = store.known  # which has the consumers that were made just now
+        filters = {name: reader.filters(name, view) for name in names}
+        return {name: filters_of_both(asked, subjects) for name, subjects in filters.items() if subjects}
 
 
 def _apart(request: ReadRequest, own: Mapping[str, tuple[str, ...] | None]) -> Iterator[ReadRequest]:
@@ -280,17 +281,17 @@ def first_at_time(store: Store, name: str, time_ns: int) -> int | None:
     return store.stream(name).first_at_time(time_ns)
 
 
-def stream_ranges(store: Store, names: Iterable[str], settings: ReadSettings) -> dict[str, tuple[int, int]]:
+def stream_ranges(store: Store, view: View, names: Iterable[str], settings: ReadSettings) -> dict[str, tuple[int, int]]:
     """Return the sequences that the starting and ending options ask of each stream."""
     extents = {}
     for name in names:
-        stream = store.stream(name)
-        extents[name] = Extent(stream.first_sequence, stream.last_sequence + 1)
+        stream = store.stream_state(name, view.state)
+        extents[name] = Extent(stream.first_sequence, stream.next_sequence)
     starting, ending = settings.bounds()
     consumer_at: dict[str, int] = {}
     left = {name: extent for name, extent in extents.items() if left_to_consumer(starting, name)}
     if settings.consumer is not None:
-        consumer_at = _places_of_consumer(store, left, settings)
+        consumer_at = _places_of_consumer(store, view, left, settings)
     find = partial(first_at_time, store)
     ranges = resolve_ranges(extents, starting, ending, find, settings.fail_on_data_loss, consumer_at)
     if settings.consumer is not None:
@@ -299,19 +300,22 @@ def stream_ranges(store: Store, names: Iterable[str], settings: ReadSettings) ->
             for name, (first, _) in ranges.items()
             if name not in left
         }
-        QueryReader(store, settings.consumer, own=False).begin(chosen)  # first use makes it; no other moves it
+        # The first use makes it; no other moves it.
+        QueryReader(store, settings.consumer, own=False).begin(chosen, store.known)
     return ranges
 
 
-def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: ReadSettings) -> dict[str, int]:
+def _places_of_consumer(
+    store: Store, view: View, extents: Mapping[str, Extent], settings: ReadSettings
+) -> dict[str, int]:
     """Return where the consumer stands in each stream, which does not move it; where there is none, it is made.
 
     Raises DataLossError if the stream has not what comes next for it (with failOnDataLoss; else it is logged).
     """
     reader = QueryReader(store, settings.consumer, own=False)
     sequences = {}
-    for name, at in reader.begin({name: Start(extent.first) for name, extent in extents.items()}).items():
-        facts = facts_of(store.stream_state(name))
+    for name, at in reader.begin({name: Start(extent.first) for name, extent in extents.items()}, view).items():
+        facts = facts_of(store.stream_state(name, reader.view.state))
         made = decide(at.position, facts, at.reported, FAIL if settings.fail_on_data_loss else CONTINUE)
         if made.action is Action.FAIL:
             raise DataLossError(

@@ -26,6 +26,7 @@ from storage_core.metadata.commands import AddStream
 from storage_core.metadata.config import StreamConfig
 from storage_core.store.ensemble.groups import CommitGroups
 from storage_core.store.ensemble.session import Session
+from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
 from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
@@ -240,12 +241,12 @@ class Moments:
         self.at = "after the commit"
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self, view: View | None = None) -> Iterator[Session]:
         self.session_count += 1
         is_first = self.session_count == 1
         if is_first and self.at == "before the session":
             raise self._error
-        with self._store.session() as session:
+        with self._store.session(view) as session:
             yield session
         if is_first and self.at == "after the commit":
             raise self._error
