@@ -247,7 +247,7 @@ class Operations:
         end = self._newest().streams[name].next_sequence
         how = self._random.choice(
             (
-                {"up_to": self._random.randint(1, end)},
+                {"end": self._random.randint(1, end)},
                 {"keep": self._random.randint(0, 6)},
                 {"subject": f"{name}.x"},
                 {"subject": f"{name}.*", "keep": 2},
