@@ -94,6 +94,11 @@ class Login:
     user_seed: str | None = field(default=None, repr=False)
 
     @property
+    def says_who(self) -> bool:
+        """Whether a server is told who this is."""
+        return any(getattr(self, way) for way in _WAYS) or self.cert is not None
+
+    @property
     def api(self) -> str:
         """The beginning of the subjects of JetStream's requests."""
         return self.api_prefix or (f"$JS.{self.domain}.API" if self.domain else _API_PREFIX)

@@ -30,6 +30,9 @@ def test_pages_of_a_mirror_say_its_lag_and_its_last_comparison(
                 return browser.api("/streams/A_copy/messages")["stream"]["mirror"]
 
             assert (mirror()["source"], mirror()["servers"]) == ("A", str(server.address))
+            monkeypatch.setenv("NATS_URL", "nats://another.example:4222")
+            assert (mirror()["lag"], "for other servers" in mirror()["problem"]) == (None, True)
+            monkeypatch.setenv("NATS_URL", f"nats://another.example:4222,{server.address}")
             assert (mirror()["lag"], mirror()["compared"], mirror()["diverged"]) == (0, None, None)
             page = browser.page("/streams/A_copy/configuration")
             assert "mirror of A at" in page
