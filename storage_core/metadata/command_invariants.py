@@ -28,6 +28,7 @@ from storage_core.metadata.invariants import (
     SIZE_MAX,
     STREAM_SEQUENCE_MAX,
     VOLUME_COUNT_MAX,
+    check_bare_rows,
     check_config,
     check_consumer_config,
     check_distinct,
@@ -257,6 +258,7 @@ def _declare_lost(state: StoreState, command: commands.DeclareLost) -> None:
 def _take_back(state: StoreState, command: commands.TakeBack) -> None:
     stream = state.by_incarnation(command.incarnation)
     check_number("data_size", command.data_size, 0, SIZE_MAX - (stream.data_size if stream is not None else 0))
+    check_bare_rows("blocks that others were merged from", decode_blocks(command.rows, "rows"), STREAM_SEQUENCE_MAX)
 
 
 def _unlinked(state: StoreState, command: commands.Unlinked) -> None:

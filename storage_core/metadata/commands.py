@@ -226,8 +226,9 @@ class TakeBack(msgspec.Struct, frozen=True, tag="take_back"):
     """A copy of messages that were declared lost has come back: they are served again, under their numbers."""
 
     incarnation: bytes
-    sequences: bytes  # encoded SequenceSet: lost ones, of blocks that were kept for it
+    sequences: bytes  # encoded SequenceSet: lost ones, of blocks that were kept for it or are named here
     data_size: int  # message bytes of those
+    rows: bytes = b""  # BLOCK_DTYPE: blocks that others were merged from, which are gone, and take their place again
 
 
 class DiscardLost(msgspec.Struct, frozen=True, tag="discard_lost"):

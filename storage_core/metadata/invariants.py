@@ -157,15 +157,17 @@ def check_blocks(stream: StreamState, are_columns_good: bool = False) -> None:
 
 def _check_lost_blocks(stream: StreamState) -> None:
     rows = stream.lost_blocks.rows
-    if not len(rows):
-        return
-    _check_columns(rows, stream.next_sequence, 0, 0)
-    ends = rows["first"] + rows["span"]
-    if (rows["first"][1:] < ends[:-1]).any():
-        refuse("blocks of lost messages", "ascending sequences", "two that overlap, or are out of order")
-    without = ~stream.lost.touches(rows["first"], ends)
+    check_bare_rows("blocks of lost messages", rows, stream.next_sequence)
+    without = ~stream.lost.touches(rows["first"], rows["first"] + rows["span"])
     if without.any():
         refuse("blocks of lost messages", "lost messages in each", f"none from {int(rows['first'][without][0])} on")
+
+
+def check_bare_rows(label: str, rows: np.ndarray, end: int) -> None:
+    """Raise CorruptionError unless the rows of blocks are in order below `end`, without holders and subject sets."""
+    _check_columns(rows, end, 0, 0)
+    if (rows["first"][1:] < (rows["first"] + rows["span"])[:-1]).any():
+        refuse(label, "ascending sequences", "two that overlap, or are out of order")
 
 
 def check_rows(

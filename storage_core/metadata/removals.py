@@ -20,6 +20,7 @@ from storage_core.metadata.manifest import (
     EXPIRY_DTYPE,
     PENDING_DELETE_DTYPE,
     Table,
+    decode_blocks,
     pairs,
 )
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
@@ -232,34 +233,71 @@ def _remembering_blocks(stream: StreamState, lost: SequenceSet) -> StreamState:
 
 def take_back(state: StoreState, place: Place, time_ns: int, command: TakeBack) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    rows = stream.lost_blocks.rows
-    remembered = SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]).intersection(stream.lost)
-    taken = SequenceSet.decode(command.sequences).intersection(remembered)
-    if not taken:
-        return state, RemoveDone(0)
-    returned = rows[taken.touches(rows["first"], rows["first"] + rows["span"])]
+    former = decode_blocks(command.rows, "rows")
+    rows = former if len(former) else stream.lost_blocks.rows
+    known = SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"])
+    taken = SequenceSet.decode(command.sequences).intersection(known.intersection(stream.lost))
+    returned = former if len(former) else rows[taken.touches(rows["first"], rows["first"] + rows["span"])]
     returned = returned[~_are_in(returned, stream.blocks.rows)]
-    blocks = np.concatenate((stream.blocks.rows, returned))
+    if not taken and not len(returned):
+        return state, RemoveDone(0)
+    replaced = _replaced(stream, returned)
     expiries = stream.expiries
     if len(returned) and stream.config.allow_msg_ttl:  # which of their messages have one, their blocks tell
         due = np.zeros(len(returned), EXPIRY_DTYPE)
         due["first"], due["due_ns"] = returned["first"], time_ns
-        due = np.concatenate((expiries.rows, due))
+        due = np.concatenate((expiries.rows[~np.isin(expiries.rows["first"], due["first"])], due))
         expiries = Table.of(due[np.argsort(due["first"], kind="stable")])
+    blocks = np.concatenate((stream.blocks.rows[~_are_in(stream.blocks.rows, replaced)], returned))
     lost = stream.lost.difference(taken)
+    lost_blocks = _with_lost(stream, lost)[0]
+    before = stream
     stream = replace(
         stream,
         blocks=Table.of(blocks[np.argsort(blocks["first"], kind="stable")]),
         removed=ChunkedSet.of(stream.removed.whole().difference(taken)),
         lost=lost,
-        lost_blocks=_with_lost(stream, lost)[0],
+        lost_blocks=lost_blocks,
         message_count=stream.message_count + len(taken),
         data_size=stream.data_size + command.data_size,
         expiries=expiries,
     )
+    over = np.concatenate((replaced, before.lost_blocks.rows))
+    over = over[~_are_in(over, stream.blocks.rows) & ~_are_in(over, lost_blocks.rows)]
+    state = _kept(state, returned)
+    state = replace(state, replaced=add_pending_deletes(state.replaced, before, over, time_ns))
+    if not taken:
+        return state.with_stream(stream), RemoveDone(0)
     stream, events = given_back(stream, taken, time_ns)
     event = Event("taken_back", stream.name, after=_counted(taken), reason="a copy of what was declared lost came back")
     return with_events(state.with_stream(stream), (event, *events), time_ns), RemoveDone(len(taken))
+
+
+def _replaced(stream: StreamState, returned: np.ndarray) -> np.ndarray:
+    """Return the live blocks whose place these take: one that these were merged into, or those that one of these was
+    merged from. Refuses them unless they have all that is shown."""
+    rows = stream.blocks.rows
+    ends = returned["first"] + returned["span"]
+    covered = SequenceSet.from_columns(returned["first"], ends)
+    replaced: np.ndarray = rows[covered.touches(rows["first"], rows["first"] + rows["span"])]
+    for first, span in replaced[["first", "span"]].tolist():
+        missing = stream.shown(first, first + span).difference(covered)
+        if missing:
+            refuse(
+                errors.RequirementError,
+                f"stream {stream.name!r}: blocks that come back lack {len(missing)} messages that are shown, from "
+                f"sequence {int(missing.starts[0])} on",
+            )
+    return replaced
+
+
+def _kept(state: StoreState, blocks: np.ndarray) -> StoreState:
+    """Return the state in which none of these blocks waits to be unlinked."""
+    pending_deletes, replaced, archives = (
+        table.keep(~_are_in(table.rows, blocks)) if len(table) else table
+        for table in (state.pending_deletes, state.replaced, state.archives)
+    )
+    return replace(state, pending_deletes=pending_deletes, replaced=replaced, archives=archives)
 
 
 def discard_lost(state: StoreState, place: Place, time_ns: int, command: DiscardLost) -> tuple[StoreState, Result]:

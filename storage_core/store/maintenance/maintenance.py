@@ -15,8 +15,8 @@ import numpy as np
 
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
-from storage_core.metadata.manifest import id_numbers
-from storage_core.metadata.state import Streams, StreamState
+from storage_core.metadata.manifest import id_numbers, ids
+from storage_core.metadata.state import StoreState, Streams, StreamState
 from storage_core.store.ensemble.known import Leadership
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
@@ -128,7 +128,7 @@ class Maintenance:
         self._journaled[volume] = streams
 
     def _begin(self, session: Session, volume: Volume) -> None:
-        """Write the journal of a volume anew: what it said of blocks that wait to be unlinked, and the live ones."""
+        """Write the journal of a volume anew: what it said of blocks that are still there, and the live ones."""
         index, streams = session.view.index, session.state.streams
         journal = volume.journal
         live = (
@@ -136,7 +136,7 @@ class Maintenance:
             for stream in streams.values()
             if volume.volume_id in stream.placement
         )
-        journal.write(index, chain(_of_pending_deletes(journal, session.state.deletes), live))
+        journal.write(index, chain(_of_removed(journal, volume.blocks, session.state), live))
         self._journaled[volume] = streams
 
     def _begin_journals(self, session: Session) -> None:
@@ -252,19 +252,20 @@ def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
     return blocks
 
 
-def _of_pending_deletes(journal: PlacementJournal, deletes: np.ndarray) -> Iterator[Placement]:
-    """Yield what a journal says of blocks in their deletes, each once: the metadata has forgotten where they were."""
-    records = []
+def _of_removed(journal: PlacementJournal, blocks: BlockStore, state: StoreState) -> Iterator[Placement]:
+    """Yield what a journal says of blocks in their deletes, and of others that are still there, each once: the metadata
+    has forgotten where they were."""
+    records: list[Placement] = []
     try:
-        for entry in journal.read() if len(deletes) else ():
-            records.append(entry)
+        records.extend(journal.read())
     except CorruptionError as error:
         logger.warning("%s; what it says of removed blocks before that is kept", error)
     if not records:
         return
     rows = np.concatenate([entry.rows for entry in records])
+    live = [id_numbers(_rows_to_keep(stream)["block_id"]) for stream in state.streams.values()]
     keys, at = np.unique(id_numbers(rows["block_id"]), return_index=True)
-    at = np.sort(at[np.isin(keys, id_numbers(deletes["block_id"]))])
+    at = np.sort(at[~np.isin(keys, np.concatenate((np.empty(0, keys.dtype), *live)))])
     if not len(at):
         return
     record_of, starts = np.unique(np.repeat(np.arange(len(records)), [len(entry.rows) for entry in records])[at], True)
@@ -273,8 +274,11 @@ def _of_pending_deletes(journal: PlacementJournal, deletes: np.ndarray) -> Itera
         entry = records[record]
         by_stream.setdefault((entry.incarnation, entry.stream), []).append((entry.index, part))
     for (incarnation, stream), parts in by_stream.items():
-        index = max(index for index, _ in parts)
-        yield Placement(index, incarnation, stream, rows[np.concatenate([part for _, part in parts])])
+        removed = rows[np.concatenate([part for _, part in parts])]
+        kept = np.concatenate((state.deletes["block_id"], ids(blocks.ids(incarnation))))
+        removed = removed[np.isin(id_numbers(removed["block_id"]), id_numbers(kept))]
+        if len(removed):
+            yield Placement(max(index for index, _ in parts), incarnation, stream, removed)
 
 
 def _new_rows(rows: np.ndarray, before: np.ndarray) -> np.ndarray:

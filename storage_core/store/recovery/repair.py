@@ -73,6 +73,7 @@ class Repair:
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
         self._accept_loss = accept_loss
         self._seen = _Progress()
+        self._unmerged: set[str] = set()  # streams with blocks that came back in the place of others
         self._afresh: set[bytes] = set()  # volumes whose disk failed before: read past the page cache
         self._tasks: list[RepairTask] = []
         self._waiting_size = 0  # bytes of the copies that they ask for
@@ -95,6 +96,8 @@ class Repair:
             self._seen.taken_back = take_back.carry_out(self._metadata, self._lock_timeout_s, recoverable)
             recoverable = []
         self.blocks(names, progress)
+        if self._unmerged:
+            self.blocks(sorted(self._unmerged), progress)
         self.sweep(names)
         take_back.tell(self._metadata, self._lock_timeout_s, recoverable)
         return self._report(recoverable)
@@ -264,6 +267,9 @@ class Repair:
             return
         repaired = {volume_id.hex() for volume_id in outcome.repaired}
         left = {volume_id.hex(): why for volume_id, why in outcome.left.items()}
+        if outcome.is_unmerged:
+            self._unmerged.add(block.stream)
+            repaired = {damage.volume for damage in noted}
         for damage in noted:
             why = f"{damage.reason}; {left[damage.volume]}" if damage.volume in left else damage.reason
             self._seen.damage.append(replace(damage, reason=why, repaired=damage.volume in repaired))

@@ -2,7 +2,8 @@
 
 The metadata remembers the blocks that lost messages were in (`StreamState.lost_blocks`), and nobody unlinks their
 files. A copy that came back with a disk is read from end to end here: what is whole in it on any volume can be taken
-back. One entry makes the block live again; the repair that goes on from there copies it to the other volumes.
+back; so can what is whole in blocks that it was merged from (former_blocks.py). One entry makes the blocks live again;
+the repair that goes on from there copies them to the other volumes.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,13 @@ from typing import Any
 
 from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.commands import DiscardLost, Event, RecordEvents, TakeBack
-from storage_core.metadata.manifest import Table
+from storage_core.metadata.manifest import Table, encode_blocks
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import look
+from storage_core.store.replicas.former_blocks import former_blocks
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume.losses import ranges_text
 from storage_core.store.volume.placement import read_volumes
@@ -30,6 +32,7 @@ class Recoverable:
     block: LiveBlock
     sequences: SequenceSet
     volumes: tuple[str, ...]  # in hex
+    rows: bytes = b""  # of the blocks that it was merged from, if they have them
 
     def to_json(self) -> list[dict[str, Any]]:
         return [
@@ -69,7 +72,19 @@ def _of_stream(state: StoreState, stream: StreamState, volumes: Sequence[Volume]
                 holders.append(volume.name)
         if sequences:
             listed.append(Recoverable(block, sequences, tuple(holders)))
+        else:
+            listed += _of_former(state, stream, volumes, block)
     return listed
+
+
+def _of_former(
+    state: StoreState, stream: StreamState, volumes: Sequence[Volume], block: LiveBlock
+) -> list[Recoverable]:
+    former = former_blocks(state, stream, volumes, block.first, block.end)
+    lost = stream.lost.intersection(former.sequences)
+    if not lost or stream.shown(block.first, block.end).difference(former.sequences):
+        return []
+    return [Recoverable(block, lost, former.volumes, encode_blocks(former.rows))]
 
 
 def carry_out(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> dict[str, SequenceSet]:
@@ -79,7 +94,7 @@ def carry_out(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[R
         for listed in recoverable:
             block = listed.block
             data_size = block.data_size * len(listed.sequences) // max(1, block.row_count)
-            session.propose(TakeBack(block.incarnation, listed.sequences.encode(), data_size))
+            session.propose(TakeBack(block.incarnation, listed.sequences.encode(), data_size, listed.rows))
             taken[block.stream] = taken.get(block.stream, SequenceSet.empty()).union(listed.sequences)
     return taken
 

@@ -1,5 +1,7 @@
 """Repair tasks: bad copies of blocks are replaced by good ones, what no volume has any more is declared lost.
 
+A block of which no copy is left gives its place back to the blocks that it was merged from, if a volume still has them.
+
 Blocks never change, so whoever finds a bad copy may do so without a lock; what is done about it is done under the locks
 of the volumes, a bounded piece a session. One round of fsyncs writes down what was done.
 """
@@ -12,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from storage_core.errors import StorageError
-from storage_core.metadata.commands import Command, DeclareLost, Event, RecordEvents, RecordHolders
-from storage_core.metadata.manifest import ids
+from storage_core.metadata.commands import Command, DeclareLost, Event, RecordEvents, RecordHolders, TakeBack
+from storage_core.metadata.manifest import encode_blocks, ids
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import FULL
 from storage_core.sequences import SequenceSet
@@ -21,6 +23,7 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import CopyDefect, copy_block, look
 from storage_core.store.replicas.damage_notes import DamageNotes
+from storage_core.store.replicas.former_blocks import FormerBlocks, former_blocks
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume import losses
 from storage_core.store.volume.block_store import BlockStore
@@ -47,6 +50,7 @@ class Outcome:
 
     block: LiveBlock
     is_removed: bool = False  # removed meanwhile: nothing was done, and nothing has to be
+    is_unmerged: bool = False  # gone everywhere: the blocks that it was merged from are in its place
     repaired: list[bytes] = field(default_factory=list)  # volumes
     left: dict[bytes, str] = field(default_factory=dict)  # volumes whose copy is as bad as before: why
     lost: SequenceSet = field(default_factory=SequenceSet.empty)  # declared lost
@@ -109,6 +113,7 @@ class _RepairSession:
         self._lost: dict[bytes, SequenceSet] = {}  # by incarnation
         self._lost_size: Counter[bytes] = Counter()
         self._why_lost: dict[bytes, str] = {}
+        self._unmerged: list[TakeBack] = []
         self._full: dict[bytes, str] = {}  # volumes without room: why
         self._notes = DamageNotes()
         self._made: set[tuple[bytes, bytes]] = set()  # (volume, incarnation) whose places are durable
@@ -221,6 +226,16 @@ class _RepairSession:
         state = self._session.state
         places = [str(place) for place in losses.places(state, stream, self._session.volumes, block.committed_ns)]
         places += sorted(unread)
+        former = former_blocks(state, stream, self._session.volumes, block.first, block.end)
+        uncovered = stream.shown(block.first, block.end).difference(former.sequences)
+        is_given_up = self._declare_lost and (not places or self._accept_loss)
+        if len(former.rows) and (not uncovered or (is_given_up and not uncovered.difference(lost))):
+            self._unmerge(block, former, outcome, task)
+            lost = uncovered
+            if not lost:
+                return
+        elif len(former.rows):
+            places.append(f"{', '.join(former.volumes)} (a part, in blocks that they were merged from)")
         if not self._declare_lost or (places and not self._accept_loss):
             outcome.unread, outcome.places = stream.removed.left_of(lost), tuple(places)
             why = f"sequences {losses.ranges_text(lost)} are whole on no volume at hand; "
@@ -238,6 +253,16 @@ class _RepairSession:
             why += f"; the loss was accepted, though they may be on {', '.join(places)}"
         self._why_lost.setdefault(stream.incarnation, why)
 
+    def _unmerge(self, block: LiveBlock, former: FormerBlocks, outcome: Outcome, task: RepairTask) -> None:
+        rows = encode_blocks(former.rows)
+        self._unmerged.append(TakeBack(block.incarnation, SequenceSet.empty().encode(), 0, rows))
+        outcome.is_unmerged = True
+        outcome.left.clear()
+        reason = f"block {block.block_id.hex()}: {len(former.rows)} blocks that it was merged from are in its place"
+        for volume_id in task.wrong:
+            event = Event("repaired", block.stream, "", volume_id.hex(), "missing", "current", reason)
+            self._events[block.stream, volume_id].append(event)
+
     def write_down(self) -> None:
         """Say in the metadata what was lost, what volumes hold now, and what was repaired."""
         commands: list[Command] = [
@@ -248,6 +273,7 @@ class _RepairSession:
             for start in range(0, len(blocks), HELD_PER_ENTRY_MAX):
                 part = b"".join(blocks[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(incarnation, volume_id, part))
+        commands += self._unmerged
         events = [event for repaired in self._events.values() for event in _summed_up(repaired)]
         events += self._notes.events()
         if events:

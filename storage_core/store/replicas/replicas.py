@@ -31,6 +31,7 @@ from storage_core.store.ensemble.decision import NOT_A_VOLUME, VolumeStatus
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
+from storage_core.store.replicas.former_blocks import journaled
 from storage_core.store.volume import log, losses, reports
 from storage_core.store.volume.losses import Unread
 from storage_core.store.volume.state import VolumeState
@@ -236,6 +237,9 @@ class Survey:
         """
         rows = stream.lost_blocks.rows
         rows = rows[~np.isin(rows["block_id"], stream.blocks.rows["block_id"])] if len(rows) else rows
+        ends = rows["first"] + rows["span"]
+        former = [journaled(stream, self.volumes, first, end) for first, end in zip(rows["first"], ends, strict=True)]
+        rows = np.concatenate((rows, *former))
         sequences, holders = SequenceSet.empty(), []
         for volume in self.volumes if len(rows) else ():
             on_disk = np.zeros(len(rows), bool)

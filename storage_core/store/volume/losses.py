@@ -1,7 +1,8 @@
 """Losses: where messages may still be that no copy at hand has. Repair, reads, checks and pages all ask here.
 
     lost            every volume that keeps the stream takes part, and every disk that was one of them before is known
-                    to be gone: nothing that could have the messages was left out
+                    to be gone: nothing that could have the messages was left out, nor has a volume the blocks that
+                    theirs was merged from (former_blocks.py): those take its place
     may come back   a volume is away, or does not take part; or a disk had the block, and another one is in its place
 
 What is lost `repair` declares so. What may come back it leaves alone, until somebody accepts the loss.
@@ -78,7 +79,8 @@ def sentence(
 ) -> str:
     """Return what goes on behind what is wrong with copies, if none at hand has these sequences whole."""
     where = ", ".join(str(place) for place in places(state, stream, volumes, committed_ns))
-    then = f"they may be on {where}" if where else "a repair declares them lost"
+    given_up = "a repair declares them lost, but for what it has in blocks that these were merged from"
+    then = f"they may be on {where}" if where else given_up
     return f"; no volume at hand has sequences {ranges_text(sequences)} whole: {then}"
 
 

@@ -4,7 +4,8 @@ Tasks that outlive their job's abort, losing attempts and killed drivers leave b
 is decided by its transaction, which its header names: one that is decided names no more blocks, and one that has been
 open for longer than a transaction is remembered is aborted first, by an entry, so that it cannot be committed later.
 Blocks of lost messages are named. Where messages of another copy of the store lie, whose log was set aside, nothing
-of their stream is an orphan until they are discarded.
+of their stream is an orphan until they are discarded; nor is anything where messages are lost, or a block is on no
+volume: the blocks that it was merged from may be there.
 """
 
 import logging
@@ -26,16 +27,29 @@ TRANSACTION_OPEN_NS = 24 * 3_600 * 1_000_000_000  # after which an undecided tra
 
 def sweep(session: Session, env: Environment) -> None:
     """Unlink the orphans of every stream on every volume. Under the store's lock."""
+    lacking = {stream.incarnation for stream in session.state.streams.values() if _lacks_blocks(session, stream)}
     for volume in session.writable:
         try:
             aside = {each.incarnation for each in session.state.set_aside if each.volume_id == volume.volume_id}
             for stream in list(session.state.streams.values()):
-                if not aside.intersection(stream.incarnations):
+                if stream.incarnation not in lacking and not aside.intersection(stream.incarnations):
                     _sweep(session, volume.blocks, stream, env)
         except OSError as error:
             logger.warning("%s: orphans: %s", volume.path, error)
             if says_broken(error):
                 session.failed(volume.volume_id, error)
+
+
+def _lacks_blocks(session: Session, stream: StreamState) -> bool:
+    """Return whether a block may be gone from all volumes: by names, or since one cannot be looked at."""
+    wanted = set(map(bytes, stream.blocks.rows["block_id"]))
+    for volume in session.writable:
+        try:
+            for incarnation in stream.incarnations:
+                wanted.difference_update(volume.blocks.ids(incarnation))
+        except OSError as error:
+            raise_if_of_process(error)
+    return bool(wanted) or len(stream.lost_blocks) > 0
 
 
 def _sweep(session: Session, blocks: BlockStore, stream: StreamState, env: Environment) -> None:

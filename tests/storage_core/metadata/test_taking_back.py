@@ -1,5 +1,6 @@
 """Messages that were declared lost and are taken back: shown again under their numbers, and no consumer misses them."""
 
+import numpy as np
 import pytest
 from harness.metadata_history import INIT, ONE, History, blocks, config, transaction
 
@@ -164,4 +165,50 @@ def test_what_is_discarded_is_waited_for_no_more(history: History) -> None:
     assert list(history.stream().lost.ranges()) == [(4, 7), (8, 9)]
     assert [event.kind for event in history.state.events[-3:]] == ["discarded"] * 3
     assert history.apply(TakeBack(ONE, some(4), 10)) == RemoveDone(0)
+    check_state(history.state)
+
+
+@pytest.fixture
+def merged(history: History) -> tuple[History, np.ndarray]:
+    """Return the stream after its first two blocks were merged, and their rows without holders."""
+    rows = history.stream().blocks.rows[:2].copy()
+    row = rows[:1].copy()
+    row["block_id"], row["span"], row["row_count"], row["data_size"] = np.void(b"m" * 16), 6, 6, 60
+    merge = MergeBlocks(transaction(9), ONE, rows["block_id"].tobytes(), encode_blocks(row))
+    assert not isinstance(history.apply(merge), Refused)
+    rows["holders"] = rows["subject_set"] = 0
+    return history, rows
+
+
+def test_blocks_that_others_were_merged_from_take_their_place(merged: tuple[History, np.ndarray]) -> None:
+    history, rows = merged
+    before = history.stream()
+    assert history.apply(TakeBack(ONE, some(), 0, encode_blocks(rows))) == RemoveDone(0)
+    assert history.stream().blocks.rows["first"].tolist() == [1, 4, 7, 10]
+    assert [bytes(row) for row in history.state.replaced.rows["block_id"]] == [b"m" * 16], "and they wait no longer"
+    assert list(history.stream().shown().ranges()) == list(before.shown().ranges())
+    check_state(history.state)
+
+
+def test_they_are_refused_where_they_lack_what_is_shown(merged: tuple[History, np.ndarray]) -> None:
+    history, rows = merged
+    encoded = encode_state(history.state)
+    result = history.apply(TakeBack(ONE, some(), 0, encode_blocks(rows[:1])))
+    assert isinstance(result, Refused) and "3 messages that are shown, from sequence 4 on" in result.reason
+    assert encode_state(history.state) == encoded
+
+
+def test_a_merged_block_that_comes_back_takes_the_place_of_what_came_before_it(
+    merged: tuple[History, np.ndarray],
+) -> None:
+    history, rows = merged
+    history.apply(DeclareLost(ONE, some(1, 2, 3, 4, 5, 6), 60))
+    history.apply(TakeBack(ONE, some(1, 2, 3), 30, encode_blocks(rows[:1])))
+    assert (history.stream().blocks.rows["first"].tolist(), list(history.stream().lost.ranges())) == (
+        [1, 7, 10],
+        [(4, 7)],
+    )
+    check_state(history.state)
+    assert history.apply(TakeBack(ONE, some(4, 5, 6), 30)) == RemoveDone(3)
+    assert history.stream().blocks.rows["span"].tolist() == [6, 3, 3]
     check_state(history.state)
