@@ -151,13 +151,13 @@ class OpenStore:
     def enforce_limits(self) -> int:
         """Remove from every stream what is over its limits, and what nobody needs any more, also of those that nobody
         writes; return how many messages that were."""
-        from storage_core.store.writing.limits import may_go
+        from storage_core.store.writing.limits import has_removal_limit
 
         count = 0
         for stream in self.state().streams.values():
             if stream.config.retention != LIMITS:
                 count += self._release_all(stream.incarnation)
-            if may_go(stream) or len(stream.expiries):
+            if has_removal_limit(stream) or len(stream.expiries):
                 with self.session(frees=True) as session:
                     count += self.enforce(session, stream.incarnation)
         return count

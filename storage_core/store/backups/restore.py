@@ -105,7 +105,7 @@ def _report(backup: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
 # --- checking
 
 
-class Progressing:
+class ProgressCounter:
     """Counts pieces of work that several threads do."""
 
     def __init__(self, report: Progress | None, total: int) -> None:
@@ -120,7 +120,7 @@ class Progressing:
                 self._report(self._done, self._total)
 
 
-def check_files(backup: Backup, streams: Sequence[StreamState], progress: Progressing, env: Environment) -> None:
+def check_files(backup: Backup, streams: Sequence[StreamState], progress: ProgressCounter, env: Environment) -> None:
     """Read every block of these streams to the last bit. Raises CorruptionError, which names the first that is bad.
 
     Whoever wrote the blocks may have written the manifest, too, so it proves nothing about what is in them.
@@ -180,7 +180,7 @@ def _make(paths: Sequence[Path], backup: Backup, progress: Progress | None, env:
     state = _state_on(volumes, backup, env)
     streams = list(backup.state.streams.values())
     copy_count = sum(len(stream.blocks) * len(stream.placement) for stream in state.streams.values())
-    counter = Progressing(progress, len(backup.numbers) + copy_count)
+    counter = ProgressCounter(progress, len(backup.numbers) + copy_count)
     check_files(backup, streams, counter, env)
     content = _Content(backup, state, counter, env)
     first = creation.first_entry_of(state, env)
@@ -202,7 +202,7 @@ class _Content:
 
     backup: Backup
     state: StoreState  # as restored
-    progress: Progressing
+    progress: ProgressCounter
     env: Environment
 
     def write_with_marks(self, volumes: Sequence[Volume]) -> None:

@@ -42,7 +42,7 @@ from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected, stream_summary
 from storage_core.store.backups.backup_format import Backup
-from storage_core.store.backups.restore import Progressing, check_files
+from storage_core.store.backups.restore import ProgressCounter, check_files
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
@@ -81,7 +81,7 @@ def restore_streams(
     )
     names = _names(chosen, as_names or {})
     _check_free(store.state(), names)
-    counter = Progressing(progress, 2 * sum(len(stream.blocks) for stream in chosen))
+    counter = ProgressCounter(progress, 2 * sum(len(stream.blocks) for stream in chosen))
     check_files(backup, chosen, counter, env)
     with translated(store.label):
         with store.session() as session:
@@ -93,7 +93,7 @@ def restore_streams(
             return backed_up.open(block.written_as, block.block_id)
 
         writings = [
-            Writing(
+            StreamRewriter(
                 backup.state, open_block, stream, target, placement.write_volumes(session.state, target, volumes), env
             )
             for stream, target in zip(chosen, targets, strict=True)
@@ -222,7 +222,7 @@ class Written:
     file: MirroredFile | None  # None: an earlier run has written it
 
 
-class Writing:
+class StreamRewriter:
     """One stream being written anew, from blocks that `open_block` finds: those of a backup, or of another store."""
 
     def __init__(
@@ -236,7 +236,7 @@ class Writing:
         self._written: list[Written] = []
         self._transaction = env.now_ns().to_bytes(8, "big") + env.random_bytes(8)
 
-    def write(self, store_id: bytes, progress: Progressing) -> None:
+    def write(self, store_id: bytes, progress: ProgressCounter) -> None:
         """Write every block, and make it durable. Raises OSError if too few volumes take one."""
         for block, row in self.blocks():
             self.write_block(store_id, block, row)

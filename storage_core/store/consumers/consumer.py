@@ -35,20 +35,20 @@ from storage_core.store.arguments import Sequences, check_fetch, nanoseconds, se
 from storage_core.store.consumers.fetching import (
     FETCH_SCHEMA,
     FETCH_SIZE_MAX,
-    Handout,
-    Probe,
+    Delivery,
+    FilterScan,
+    RedeliveryScan,
     Rows,
-    Wanted,
     command_of,
     due_again,
     look_again,
     look_for,
+    plan_delivery,
     read_rows,
     size_bound,
     unreadable_reason,
     with_counts,
     withheld_event,
-    work_out,
 )
 from storage_core.store.consumers.position import ConsumerPosition, decision_of
 from storage_core.store.ensemble.session import Session
@@ -63,7 +63,7 @@ UNREADABLE_LOOKS_MAX = 64  # reads of one look that bring nothing
 
 
 @dataclass(frozen=True, slots=True)
-class _Handed:
+class _FetchResult:
     """What a session of a fetch came to."""
 
     stream: StreamState
@@ -76,13 +76,13 @@ class _Handed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _FetchPlan:
     """What a fetch knows before its session."""
 
     count_max: int
     size_max: int
-    wanted: Wanted | None = None  # with a filter
-    probe: Probe | None = None  # of what is due again
+    wanted: FilterScan | None = None  # with a filter
+    probe: RedeliveryScan | None = None  # of what is due again
     ahead: Rows | None = None  # what is to be handed out, where that is read first
     has_nothing: bool = False  # there is nothing to do
 
@@ -91,11 +91,11 @@ class _Look:
         """Return why messages cannot be read."""
         return (*(self.wanted.damage if self.wanted is not None else ()), *(self.ahead.damage if self.ahead else ()))
 
-    def work_out(self, stream: StreamState, consumer: ConsumerState, now_ns: int) -> Handout:
+    def plan_delivery(self, stream: StreamState, consumer: ConsumerState, now_ns: int) -> Delivery:
         unread = self.ahead.unreadable if self.ahead is not None else SequenceSet.empty()
-        return work_out(stream, consumer, now_ns, self.count_max, self.wanted, self.probe, unread)
+        return plan_delivery(stream, consumer, now_ns, self.count_max, self.wanted, self.probe, unread)
 
-    def having_read(self, rows: Rows) -> "_Look":
+    def having_read(self, rows: Rows) -> "_FetchPlan":
         """Return this with rows that are to be handed out, these and no others."""
         probe = self.probe
         if probe is not None:
@@ -167,7 +167,7 @@ class Consumer(ConsumerPosition):
 
     def _fetch_now(self, count_max: int, size_max: int, is_first: bool) -> pa.Table | None:
         """Return what there is now; None if that has to be asked again. `is_first`: this is the first time."""
-        store, look, view = self._store, _Look(count_max, size_max), None
+        store, look, view = self._store, _FetchPlan(count_max, size_max), None
         if not (is_first and self._is_known_to_wait(look)):
             view = store.view()
             stream, consumer = self._find(view.state)
@@ -200,7 +200,7 @@ class Consumer(ConsumerPosition):
                 return None
         return with_counts(rows.table, handed.consumer, handed.capped)
 
-    def _is_known_to_wait(self, look: _Look) -> bool:
+    def _is_known_to_wait(self, look: _FetchPlan) -> bool:
         """Return whether new messages wait as far as this process knows, and nothing is read before the session.
 
         The session then finds out what else has come.
@@ -213,10 +213,10 @@ class Consumer(ConsumerPosition):
         is_simple = not consumer.config.filter_subjects and not due_again(stream, consumer, now_ns)
         if not is_simple or decision_of(stream, consumer).is_news:
             return False
-        handout = look.work_out(stream, consumer, now_ns)
+        handout = look.plan_delivery(stream, consumer, now_ns)
         return bool(handout.new) and not _reads_ahead(stream, consumer, handout.sequences, look.size_max)
 
-    def _look_ahead(self, view: View, stream: StreamState, consumer: ConsumerState, look: _Look) -> _Look:
+    def _look_ahead(self, view: View, stream: StreamState, consumer: ConsumerState, look: _FetchPlan) -> _FetchPlan:
         """Return what has to be known before the session, which takes reading.
 
         Raises DataLossError or UnavailableError if the consumer fails on loss and what comes next cannot be read.
@@ -231,11 +231,11 @@ class Consumer(ConsumerPosition):
             look = replace(look, wanted=look_for(store, view, stream, consumer, look.count_max))
         due = due_again(stream, consumer, now_ns)
         if due and fails:
-            look = replace(look, probe=Probe(due))  # they are read before they are handed out
+            look = replace(look, probe=RedeliveryScan(due))  # they are read before they are handed out
         elif due:
             probe, self._probed_to = look_again(store, view, stream, consumer, due, look.count_max, self._probed_to)
             look = replace(look, probe=probe)
-        handout = look.work_out(stream, consumer, now_ns)
+        handout = look.plan_delivery(stream, consumer, now_ns)
         wanted = look.wanted
         if fails and wanted is not None and wanted.damage and not wanted.sequences and not handout.sequences:
             self._stop(wanted.end, wanted.damage)
@@ -249,12 +249,12 @@ class Consumer(ConsumerPosition):
             for _ in range(UNREADABLE_LOOKS_MAX):
                 if rows.table.num_rows or not rows.unreadable:
                     break
-                handout = replace(look, ahead=rows).work_out(stream, consumer, now_ns)
+                handout = replace(look, ahead=rows).plan_delivery(stream, consumer, now_ns)
                 if not handout.new:
                     break
                 rows = rows.followed_by(read_rows(store, view, stream, consumer, handout.new, look.size_max))
             look = look.having_read(rows)
-            handout = look.work_out(stream, consumer, now_ns)
+            handout = look.plan_delivery(stream, consumer, now_ns)
         return replace(look, has_nothing=handout.is_nothing(consumer))
 
     def _stop(self, sequence: int, damage: Sequence[ReadDamage]) -> NoReturn:
@@ -269,32 +269,32 @@ class Consumer(ConsumerPosition):
         reason = self._store.together(job)
         raise error(f"consumer {self.name!r}: {reason} ({damage[0]})", **damage[0].fields(), consumer=self.name)
 
-    def _hand_out(self, session: Session, look: _Look) -> _Handed:
+    def _hand_out(self, session: Session, look: _FetchPlan) -> _FetchResult:
         nothing = SequenceSet.empty()
         made = self._reconcile(session)
         stream, consumer = self._find(session.state)
         if made.action is Action.FAIL:
-            return _Handed(stream, consumer, nothing, failure=made.reason)
+            return _FetchResult(stream, consumer, nothing, failure=made.reason)
         wanted = look.wanted
         if consumer.config.filter_subjects and (wanted is None or wanted.start != consumer.next_sequence):
             is_open = consumer.next_sequence < stream.next_sequence
             if is_open and (made.is_news or wanted is not None):
-                return _Handed(stream, consumer, nothing, look_again=True)
-            look = replace(look, wanted=Wanted(consumer.next_sequence, consumer.next_sequence, nothing))
+                return _FetchResult(stream, consumer, nothing, look_again=True)
+            look = replace(look, wanted=FilterScan(consumer.next_sequence, consumer.next_sequence, nothing))
         now_ns = self._store.environment.now_ns()
-        handout = look.work_out(stream, consumer, now_ns)
+        handout = look.plan_delivery(stream, consumer, now_ns)
         if handout.is_nothing(consumer):
-            return _Handed(stream, consumer, nothing)
+            return _FetchResult(stream, consumer, nothing)
         if look.ahead is not None or _reads_ahead(stream, consumer, handout.sequences, look.size_max):
             if look.ahead is None or look.ahead.sequences != handout.sequences:
-                return _Handed(stream, consumer, nothing, look_again=True)
+                return _FetchResult(stream, consumer, nothing, look_again=True)
         session.propose(command_of(stream, consumer, handout, now_ns, look.damage))
         if consumer.config.ack_policy == "none":  # what is handed out is done
             self._store.release(session, self._incarnation, handout.sequences)
         is_over = bool(handout.sequences or not handout.withheld)  # else what comes behind those may be there
         capped = "max_ack_pending" if handout.is_capped else ""
         volumes = session.volumes if len(session.writable) == len(session.volumes) else ()
-        return _Handed(*self._find(session.state), handout.sequences, not is_over, capped=capped, volumes=volumes)
+        return _FetchResult(*self._find(session.state), handout.sequences, not is_over, capped=capped, volumes=volumes)
 
     def _withhold(self, sequences: SequenceSet, damage: Sequence[ReadDamage]) -> None:
         """Say that these messages were not handed out after all: no copy of them can be read now."""

@@ -55,7 +55,7 @@ APART = 65_536  # sequences: messages further apart are read one by one, and not
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FilterScan:
     """Messages that a consumer with a filter wants, found before the session."""
 
     start: int  # the consumer's next_sequence then
@@ -66,7 +66,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class RedeliveryScan:
     """What was found of messages that wait and are due again, before the session."""
 
     readable: SequenceSet = field(default_factory=SequenceSet.empty)
@@ -74,7 +74,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Handout:
+class Delivery:
     """What one fetch hands out."""
 
     again: SequenceSet
@@ -121,24 +121,24 @@ def _removed_pending(stream: StreamState, consumer: ConsumerState) -> SequenceSe
     return pending_set(pending.within(_hidden(stream, first, end)))
 
 
-def work_out(
+def plan_delivery(
     stream: StreamState,
     consumer: ConsumerState,
     now_ns: int,
     count_max: int,
-    wanted: Wanted | None = None,
-    probe: Probe | None = None,
+    wanted: FilterScan | None = None,
+    probe: RedeliveryScan | None = None,
     unread: SequenceSet = NOTHING,
-) -> Handout:
+) -> Delivery:
     """Return what a fetch of at most `count_max` messages hands out now.
 
     `probe`: which of those that are due again can be read, as it was found before; None: none is handed out again.
     `unread`: new ones that cannot be read, as far as that was tried.
     """
-    config, pending, probe = consumer.config, consumer.pending, probe or Probe()
+    config, pending, probe = consumer.config, consumer.pending, probe or RedeliveryScan()
     is_behind = consumer.is_clock_behind(now_ns)
     if consumer.paused_until_ns > now_ns:
-        return Handout(NOTHING, NOTHING, consumer.next_sequence, NOTHING, NOTHING, is_clock_behind=is_behind)
+        return Delivery(NOTHING, NOTHING, consumer.next_sequence, NOTHING, NOTHING, is_clock_behind=is_behind)
     due, withheld = pending.due(now_ns), pending.withheld()
     spent, removed = _spent(due, consumer), _removed_pending(stream, consumer)
     exhausted = pending_set(due[spent]).difference(removed)
@@ -168,7 +168,7 @@ def work_out(
     if not new and not unread and (wanted is None or left):
         next_sequence = consumer.next_sequence
     is_capped = bool(left) and room_max < count_max - len(again)
-    return Handout(again, new, next_sequence, dropped, exhausted, unread, is_behind, is_capped)
+    return Delivery(again, new, next_sequence, dropped, exhausted, unread, is_behind, is_capped)
 
 
 def look_again(
@@ -179,7 +179,7 @@ def look_again(
     due: SequenceSet,
     count_max: int,
     start: int,
-) -> tuple[Probe, int]:
+) -> tuple[RedeliveryScan, int]:
     """Return which of the messages that are due again can be read, until there are `count_max`, and where that ended.
 
     It begins at `start` and comes round. The blocks that it looks at are bounded in number: where many of them cannot
@@ -204,10 +204,10 @@ def look_again(
 
 def _probed(
     due: SequenceSet, looked: list[tuple[int, int]], parts: list[np.ndarray], damage: list[ReadDamage]
-) -> Probe:
+) -> RedeliveryScan:
     readable = SequenceSet.from_parts(parts)
     seen = SequenceSet.from_ranges(looked).intersection(due)
-    return Probe(readable, seen.difference(readable).difference(_missed(damage)))
+    return RedeliveryScan(readable, seen.difference(readable).difference(_missed(damage)))
 
 
 def _missed(damage: Sequence[ReadDamage]) -> SequenceSet:
@@ -220,7 +220,7 @@ def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
     return SequenceSet.from_ranges([(first, min(stream.low_watermark, end))]).union(stream.removed.clip(first, end))
 
 
-def look_for(store: OpenStore, view: View, stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
+def look_for(store: OpenStore, view: View, stream: StreamState, consumer: ConsumerState, count_max: int) -> FilterScan:
     """Return the next messages that the consumer's filter takes, at most `count_max`.
 
     If the consumer's policy is to fail, only those before the first that cannot be looked at.
@@ -241,7 +241,7 @@ def look_for(store: OpenStore, view: View, stream: StreamState, consumer: Consum
         end = min(end, max(start, min(loss.first for loss in damage)))
         sequences = sequences[sequences < end]
     missed = stream.removed.left_of(_missed(damage).clip(max(start, stream.low_watermark), end))
-    return Wanted(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
+    return FilterScan(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
 
 
 def done_by(store: OpenStore, stream: StreamState, consumer: ConsumerState, end: int) -> SequenceSet:
@@ -401,7 +401,7 @@ def _deliveries(consumer: ConsumerState, sequences: np.ndarray) -> np.ndarray:
 
 
 def command_of(
-    stream: StreamState, consumer: ConsumerState, made: Handout, now_ns: int, damage: Sequence[ReadDamage]
+    stream: StreamState, consumer: ConsumerState, made: Delivery, now_ns: int, damage: Sequence[ReadDamage]
 ) -> Deliver:
     """Return the command that hands this out. `damage`: why some of it is withheld."""
     events = []

@@ -71,7 +71,7 @@ class PlannedStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ImportJob:
     """A stream that is imported now."""
 
     planned: PlannedStream
@@ -91,7 +91,7 @@ class Assembled:
 
 
 def assemble(
-    session: Session, work: Work, parts: Mapping[int, PartRecord], import_id: bytes, env: Environment
+    session: Session, work: ImportJob, parts: Mapping[int, PartRecord], import_id: bytes, env: Environment
 ) -> Assembled:  # fmt: skip
     """Return the stream with everything in it; `parts`: its parts by number.
 
@@ -143,7 +143,7 @@ def _rows(records: Sequence[PartRecord]) -> tuple[np.ndarray, tuple[tuple[str, .
 # --- copies of blocks
 
 
-def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Environment) -> bool:
+def is_whole(work: ImportJob, record: PartRecord, volumes: Sequence[Volume], env: Environment) -> bool:
     """Return whether a quorum has every block of a part that was written earlier, to the last bit."""
     placed = [volume for volume in volumes if volume.volume_id in work.stream.placement]
     for block, held in zip(_blocks(work, record), record.holders, strict=True):
@@ -157,7 +157,7 @@ def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Env
     return True
 
 
-def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: Environment) -> list[list[bytes]]:
+def _holders(session: Session, work: ImportJob, records: Sequence[PartRecord], env: Environment) -> list[list[bytes]]:
     """Return for each block the volumes that have it, by a look at each, a quorum at least."""
     blocks = [block for record in records for block in _blocks(work, record)]
     held = [holder for record in records for holder in record.holders]
@@ -202,7 +202,7 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders])
     return positions
 
 
-def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
+def _blocks(work: ImportJob, record: PartRecord) -> list[LiveBlock]:
     return [
         new_block(work.target.place.store_id, work.stream, row, tuple(volume_id for volume_id, _ in held))
         for row, held in zip(decode_blocks(record.rows, "a part"), record.holders, strict=True)

@@ -26,7 +26,7 @@ from storage_core.metadata.config import check_name
 from storage_core.metadata.manifest import decode_blocks, encode_blocks
 from storage_core.metadata.state import StreamState, encode_stream
 from storage_core.store.backups.backup import stream_summary
-from storage_core.store.backups.restored_streams import PREPARED_NS, Writing, choose_placement, renamed
+from storage_core.store.backups.restored_streams import PREPARED_NS, StreamRewriter, choose_placement, renamed
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.imports.assembly import leftovers, prepared_heads, sweep
@@ -79,7 +79,7 @@ class _Copying:
                 volumes = session.volumes
             store_id = session.state.store_id
             handles = placement.write_volumes(session.state, target, volumes)
-            writing = Writing(self._state, self._open_whole, self._stream, target, handles, self._env)
+            writing = StreamRewriter(self._state, self._open_whole, self._stream, target, handles, self._env)
             copied, total = 0, len(self._stream.blocks)
             for done, (block, row) in enumerate(writing.blocks()):
                 self._progress(done, total)

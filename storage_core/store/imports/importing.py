@@ -52,8 +52,8 @@ from storage_core.store.imports import grown
 from storage_core.store.imports.assembly import (
     WRITER,
     Assembled,
+    ImportJob,
     PlannedStream,
-    Work,
     assemble,
     is_whole,
     leftovers,
@@ -297,7 +297,7 @@ class _Import:
 
     # --- filling directories
 
-    def _prepare(self, planned: Sequence[PlannedStream], prepared: Mapping[bytes, _Prepared]) -> list[Work]:
+    def _prepare(self, planned: Sequence[PlannedStream], prepared: Mapping[bytes, _Prepared]) -> list[ImportJob]:
         """Return the work on these streams, after their directories were made and say what they are for."""
         works = []
         with self._store.session() as session:
@@ -321,7 +321,7 @@ class _Import:
                 appends.make_directories(session, incarnation, head.placement, self._env)
                 target = self._target(session, stream, head)
                 write_record(target.place.volumes, incarnation, HEAD_FILE, head, self._env)
-                works.append(Work(plan, stream, target, tuple(_tasks(target, plan.slices))))
+                works.append(ImportJob(plan, stream, target, tuple(_tasks(target, plan.slices))))
         return works
 
     def _target(self, session: Session, stream: StreamState, head: ImportHead) -> ImportTarget:
@@ -338,7 +338,7 @@ class _Import:
         )
         return ImportTarget(config.name, place, head.source, self._request.on_data_loss)
 
-    def _fill(self, works: Sequence[Work]) -> None:
+    def _fill(self, works: Sequence[ImportJob]) -> None:
         """Write what is missing, and bring the streams of one entry."""
         records: dict[bytes, dict[int, PartRecord]] = {}
         left: list[PartTask] = []
@@ -365,7 +365,7 @@ class _Import:
         for task in tasks:
             yield write_part(task, self._env, self._files, lambda: step(1))
 
-    def _done_before(self, work: Work) -> dict[int, PartRecord]:
+    def _done_before(self, work: ImportJob) -> dict[int, PartRecord]:
         """Return the parts that an earlier run has done: a record says so, and a quorum has every block, whole."""
         numbers = {part_file(task.number): task.number for task in work.tasks}
         records: dict[int, PartRecord] = {}

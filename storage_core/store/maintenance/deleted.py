@@ -12,7 +12,7 @@ import logging
 from storage_core.errors import StorageError
 from storage_core.store.ensemble.session import Session
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.writing.mirrored_file import says_broken
+from storage_core.store.writing.mirrored_file import is_disk_failure
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def sweep(session: Session) -> None:
                 volume.blocks.sync_removals()
         except OSError as error:
             logger.warning("%s: directories of deleted streams: %s", volume.path, error)
-            if says_broken(error):
+            if is_disk_failure(error):
                 session.failed(volume.volume_id, error)
 
 

@@ -26,7 +26,7 @@ from storage_core.store.replicas.background_repair import BackgroundRepair
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placement_journal import Placement, PlacementJournal
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.mirrored_file import says_broken
+from storage_core.store.writing.mirrored_file import is_disk_failure
 
 logger = logging.getLogger(__name__)
 UNLINKED_PER_SESSION_MAX = 256
@@ -164,7 +164,7 @@ class Maintenance:
         One that is merely full goes on: what is unlinked next makes room. One that went away comes back.
         """
         logger.warning("%s: maintenance: %s", volume.path, error)
-        if len(session.volumes) > 1 and says_broken(error):
+        if len(session.volumes) > 1 and is_disk_failure(error):
             session.failed(volume.volume_id, error)
 
     def _unlink(self, session: Session, everything: bool) -> None:

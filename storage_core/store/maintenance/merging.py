@@ -53,7 +53,7 @@ from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.duplicates import msg_ids
 from storage_core.store.writing.orphans import MERGE_MARK
 from storage_core.store.writing.sink import one_block
-from storage_core.store.writing.staged_blocks import good_copies, retire
+from storage_core.store.writing.staged_blocks import retire, verified_holders
 from storage_core.store.writing.staging import StagedBlock, WriteFailure
 
 logger = logging.getLogger(__name__)
@@ -317,7 +317,7 @@ def commit(session: Session, staged: StagedMerge, env: Environment = REAL) -> No
             stream, session.state.time_at(env.now_ns()), _command(stream, staged, [])
         )  # before anything is looked at
         retire(session, staged.block.failures)
-        (held,) = good_copies(session, stream, [staged.block], env)
+        (held,) = verified_holders(session, stream, [staged.block], env)
         command = _command(stream, staged, [volume.volume_id for volume in held])
         session.check(command)
     except StorageError:

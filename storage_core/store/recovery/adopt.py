@@ -50,7 +50,7 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.recovery import rejoin, surviving
 from storage_core.store.recovery.conflicts import Comparison, Conflict
 from storage_core.store.recovery.cover import Cover
-from storage_core.store.recovery.surviving import Claims, Copy, Remains
+from storage_core.store.recovery.surviving import Claims, Copy, VolumeScan
 from storage_core.store.volume import identity, locks, log, placement_journal, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.state import VolumeState
@@ -220,7 +220,7 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         return AdoptPlan(made, state, adopted, before, index, count, present, unclaimed, notes)
 
 
-def _check_named(remains: Sequence[Remains], store_id: bytes, env: Environment) -> None:
+def _check_named(remains: Sequence[VolumeScan], store_id: bytes, env: Environment) -> None:
     """Raise RequirementError if a volume of the store that an identity speaks of is there, and was not named."""
     named = {os.path.realpath(remnant.path) for remnant in remains}
     for remnant in remains:
@@ -244,7 +244,7 @@ def _not_named(place: Path) -> RequirementError:
     )
 
 
-def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment) -> None:
+def _check_need(remains: Sequence[VolumeScan], state: StoreState, env: Environment) -> None:
     """Raise RequirementError if the store can go on without an adoption, or if one of its volumes was not named."""
     named = {os.path.realpath(remnant.path) for remnant in remains}
     known = [
@@ -284,7 +284,7 @@ def _left_out(made: Sequence[Volume], state: StoreState | None) -> list[str]:
     ]
 
 
-def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> list[Volume]:
+def _volumes(remains: Sequence[VolumeScan], store_id: bytes, env: Environment) -> list[Volume]:
     """Return the volumes as they will be: known ones keep their ids, all are new instances."""
     made = []
     for remnant in remains:
@@ -367,7 +367,7 @@ class _Builder:
 
     def __init__(
         self,
-        remains: Sequence[Remains],
+        remains: Sequence[VolumeScan],
         made: Sequence[Volume],
         store_id: bytes,
         best: tuple[StoreState, int] | None,

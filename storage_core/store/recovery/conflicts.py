@@ -17,7 +17,7 @@ from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
-from storage_core.store.recovery.surviving import Copy, Remains
+from storage_core.store.recovery.surviving import Copy, VolumeScan
 from storage_core.store.replicas.live_blocks import expected_of
 
 COLUMNS = ("sequence", "subject", "headers", "data", "timestamp_ns")
@@ -36,7 +36,7 @@ class Conflict:
 class Comparison:
     """Compares blocks that are left alone with those that are taken."""
 
-    def __init__(self, store_id: bytes, remains: Sequence[Remains], env: Environment) -> None:
+    def __init__(self, store_id: bytes, remains: Sequence[VolumeScan], env: Environment) -> None:
         self._store_id, self._remains, self._env = store_id, remains, env
 
     def conflicts(

@@ -36,7 +36,7 @@ ADOPTED_NAME = "adopted"  # file in a directory of metadata files that were set 
 
 
 @dataclass(slots=True)
-class Remains:
+class VolumeScan:
     """What one directory has left."""
 
     path: Path
@@ -83,9 +83,9 @@ class Claims:
             )
 
 
-def look_at(path: Path, env: Environment) -> Remains:
+def look_at(path: Path, env: Environment) -> VolumeScan:
     """Return what a directory has left. Raises UnsupportedVersionError, OSError."""
-    remains = Remains(path)
+    remains = VolumeScan(path)
     if not env.files.is_directory(path):
         remains.problem = f"{path} does not exist"
         return remains
@@ -99,7 +99,7 @@ def look_at(path: Path, env: Environment) -> Remains:
     return remains
 
 
-def read_metadata(remains: Sequence[Remains], store_id: bytes, env: Environment) -> None:
+def read_metadata(remains: Sequence[VolumeScan], store_id: bytes, env: Environment) -> None:
     """Read the logs of the volumes, as far as they can be read.
 
     Those that an adoption set aside count only if there is no other: it was killed before it had written the first.
@@ -143,7 +143,7 @@ def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tu
     return ReadVolume(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
 
 
-def set_aside(remains: Remains, env: Environment) -> list[Path]:
+def set_aside(remains: VolumeScan, env: Environment) -> list[Path]:
     """Return the directories of metadata files of this store that were set aside on a volume, oldest first."""
     try:
         names = env.files.list_directory(remains.path)
@@ -155,7 +155,7 @@ def set_aside(remains: Remains, env: Environment) -> list[Path]:
     return [path for path in directories if FOREIGN_NAME not in env.files.list_directory(path)]
 
 
-def _identity_in_log(remains: Remains, store_id: bytes, env: Environment) -> VolumeIdentity | None:
+def _identity_in_log(remains: VolumeScan, store_id: bytes, env: Environment) -> VolumeIdentity | None:
     """Return whose volume this is by the header of a log segment, None if no segment says so."""
     log = VolumeLog(env.files, remains.path, VolumeIdentity(store_id, bytes(16), bytes(16), 0))
     try:
@@ -175,7 +175,7 @@ def _identity_in_log(remains: Remains, store_id: bytes, env: Environment) -> Vol
     return None
 
 
-def best_state(remains: Sequence[Remains]) -> tuple[StoreState, int] | None:
+def best_state(remains: Sequence[VolumeScan]) -> tuple[StoreState, int] | None:
     """Return the newest state that the logs lead to, and its index; None if no log leads anywhere."""
     lead = newest([remnant.metadata for remnant in remains if remnant.metadata is not None])
     if lead is None or (lead.snapshot_body is None and not lead.entries):
@@ -184,7 +184,7 @@ def best_state(remains: Sequence[Remains]) -> tuple[StoreState, int] | None:
     return (state, lead.tip.index) if state.store_id else None
 
 
-def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
+def store_of(remains: Sequence[VolumeScan], env: Environment) -> bytes:
     """Return the id of the store; raises NotAStoreError if nothing says which, or if there are two."""
     ids = {remnant.identity.store_id: str(remnant.path) for remnant in remains if remnant.identity is not None}
     if not ids:
@@ -203,7 +203,7 @@ def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
     return next(iter(ids))
 
 
-def _blocks(remains: Remains, env: Environment) -> Iterator[tuple[bytes, bytes]]:
+def _blocks(remains: VolumeScan, env: Environment) -> Iterator[tuple[bytes, bytes]]:
     """Yield each block there is: the incarnation that it lies under, and its id."""
     blocks = remains.blocks(env)
     for incarnation in remains.incarnations:
@@ -219,12 +219,12 @@ def _store_of_block(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> 
         return None
 
 
-def journals(remains: Remains, env: Environment) -> list[PlacementJournal]:
+def journals(remains: VolumeScan, env: Environment) -> list[PlacementJournal]:
     """Return the journals on a volume, those that were set aside first, oldest first."""
     return [PlacementJournal(env.files, directory) for directory in (*set_aside(remains, env), remains.path)]
 
 
-def read_claims(remains: Sequence[Remains], env: Environment) -> dict[bytes, Claims]:
+def read_claims(remains: Sequence[VolumeScan], env: Environment) -> dict[bytes, Claims]:
     """Return what the journals of all volumes claim, by incarnation."""
     claims: dict[bytes, Claims] = {}
     for remnant in remains:
@@ -257,7 +257,7 @@ def find_copies(
     row: np.void,
     written_as: Sequence[bytes],
     store_id: bytes,
-    remains: Sequence[Remains],
+    remains: Sequence[VolumeScan],
     env: Environment,
     content: bool,
 ) -> Copy | None:
@@ -297,7 +297,7 @@ def find_copies(
     return None
 
 
-def _check_content(reader: BlockReader, remains: Remains) -> None:
+def _check_content(reader: BlockReader, remains: VolumeScan) -> None:
     """Raise CorruptionError if messages of a block are none though its checksums hold.
 
     A frame whose checksum fails is damaged, which is for repair to deal with. Each block of a volume is looked at once.
@@ -311,7 +311,7 @@ def _check_content(reader: BlockReader, remains: Remains) -> None:
         raise CorruptionError(remains.validated[digest])
 
 
-def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment) -> list[Path]:
+def unclaimed(remains: Sequence[VolumeScan], claimed: set[bytes], env: Environment) -> list[Path]:
     """Return the block files that no claim speaks of."""
     return [
         remnant.blocks(env).path(incarnation, block_id)
@@ -321,7 +321,7 @@ def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment)
     ]
 
 
-def subjects_of(remains: Remains, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
+def subjects_of(remains: VolumeScan, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
     """Return the subjects in a block, as far as its footer lists them."""
     row = copy.row
     expected = expected_of(store_id, copy.written_as, row)

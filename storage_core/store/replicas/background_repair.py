@@ -23,7 +23,7 @@ from storage_core.store.replicas.verification import Indexes, save_indexes
 from storage_core.store.volume import reports
 from storage_core.store.volume.reports import Report, ReportFile
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.mirrored_file import says_broken
+from storage_core.store.writing.mirrored_file import is_disk_failure
 
 logger = logging.getLogger(__name__)
 COPIES_PER_SESSION_MAX = 8
@@ -164,7 +164,7 @@ class BackgroundRepair:
         for volume in candidate.volumes:
             defects = look(candidate.block, volume.blocks, stream)
             errors = [defect.error for defect in defects if defect.error is not None]
-            broken = next((error for error in errors if says_broken(error)), None)
+            broken = next((error for error in errors if is_disk_failure(error)), None)
             if broken is not None and len(session.volumes) > 1:
                 session.failed(volume.volume_id, broken)
             if defects:

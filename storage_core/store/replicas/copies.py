@@ -178,7 +178,7 @@ def _not_the_row(reader: BlockReader, field: str, stated: object, actual: object
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CopyResult:
     """What became of a new copy."""
 
     written: bool  # it has the block's name now
@@ -198,7 +198,7 @@ class _Parts:
 
 def copy_block(
     block: LiveBlock, sources: Sequence[BlockStore], target: BlockStore, own: Sequence[CopyDefect] = ()
-) -> Made:
+) -> CopyResult:
     """Write the block among those of `target`, from what is whole in `sources`, best first.
 
     `own`: what is wrong with the copy that is there; it is left alone if nothing of it could be repaired. Raises
@@ -208,21 +208,21 @@ def copy_block(
     try:
         parts = _parts(block, opened, unread)
         if parts is None:
-            return Made(False, SequenceSet.from_ranges([(block.first, block.end)]), tuple(unread))
+            return CopyResult(False, SequenceSet.from_ranges([(block.first, block.end)]), tuple(unread))
         replacement = target.replacement(block.written_as, block.block_id)
         try:
             lost_frames = _write(block, parts, opened, replacement, unread)
             lost = _sequences(block, parts.footer, lost_frames)
             if own and all(wrong.frame in lost_frames for wrong in own):
                 replacement.discard()
-                return Made(False, lost, tuple(unread))
+                return CopyResult(False, lost, tuple(unread))
             _check(block, replacement, lost_frames)
             replacement.put()
         except BaseException:
             replacement.discard()
             raise
         target.sync(block.written_as)
-        return Made(True, lost, tuple(unread))
+        return CopyResult(True, lost, tuple(unread))
     finally:
         for file in opened:
             file.close()

@@ -28,7 +28,7 @@ from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume import losses
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placement import read_volumes
-from storage_core.store.writing.mirrored_file import says_broken
+from storage_core.store.writing.mirrored_file import is_disk_failure
 
 logger = logging.getLogger(__name__)
 EVENTS_PER_VOLUME_MAX = 4  # a session and stream; more repaired copies than that make one event
@@ -206,7 +206,7 @@ class _RepairSession:
             return
         if error.errno in FULL:
             self._full[volume_id] = str(error)
-        elif says_broken(error) and len(self._session.volumes) > 1:
+        elif is_disk_failure(error) and len(self._session.volumes) > 1:
             self._session.failed(volume_id, error)
 
     def _note_repaired(

@@ -23,10 +23,10 @@ from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.enforcement import enforce
 from storage_core.store.writing.instructions import Condition
 from storage_core.store.writing.limits import Limits
-from storage_core.store.writing.mirrored_file import decisive, says_broken
+from storage_core.store.writing.mirrored_file import is_disk_failure, primary_error
 from storage_core.store.writing.per_subject import AppendedSubjects, SubjectIndex
 from storage_core.store.writing.retention import release
-from storage_core.store.writing.staged_blocks import added_blocks, retire, tell_missed
+from storage_core.store.writing.staged_blocks import describe_append, retire, tell_missed
 from storage_core.store.writing.staging import StagedBlock, Transaction
 from storage_core.store.writing.transactions import abort, check_staged, check_target
 
@@ -72,12 +72,12 @@ def make_directories(session: Session, incarnation: bytes, chosen: Sequence[byte
     for volume, outcome in zip(volumes, outcomes, strict=True):
         if isinstance(outcome, OSError):
             failures.append(outcome)
-            if says_broken(outcome):
+            if is_disk_failure(outcome):
                 session.failed(volume.volume_id, outcome)
         elif isinstance(outcome, BaseException):
             raise outcome
     if len(volumes) - len(failures) < majority(len(chosen)):
-        raise decisive(failures)
+        raise primary_error(failures)
 
 
 def commit(
@@ -124,7 +124,7 @@ def commit(
         for name in chosen:  # what is too old makes room, where there is none for anything new
             enforce(session, transaction.targets[name].incarnation, limits, subjects)
         parts = [
-            added_blocks(
+            describe_append(
                 session, transaction.targets[name], blocks, name in overwrite, window, subjects, env,
                 transaction.is_local, expected,
             )

@@ -17,10 +17,10 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.session import Session
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import expiry, markers, per_subject
-from storage_core.store.writing.limits import Limits, may_go
+from storage_core.store.writing.limits import Limits, has_removal_limit
 from storage_core.store.writing.per_subject import SubjectIndex
 from storage_core.store.writing.retention import release
-from storage_core.store.writing.staged_blocks import added_blocks, retire, tell_missed
+from storage_core.store.writing.staged_blocks import describe_append, retire, tell_missed
 from storage_core.store.writing.staging import Stager
 from storage_core.store.writing.transactions import begin
 
@@ -38,7 +38,7 @@ def enforce(
     stream = session.state.by_incarnation(incarnation)
     if stream is None:
         return 0
-    is_timed = len(stream.expiries) or (stream.config.max_age and may_go(stream))
+    is_timed = len(stream.expiries) or (stream.config.max_age and has_removal_limit(stream))
     now_ns = limits.env.now_ns() if is_timed else 0  # one look, for all that time takes and what it leaves
     try:
         count = _leave_markers(session, stream, limits, subjects, now_ns)
@@ -104,7 +104,7 @@ def _append_markers(session: Session, incarnation: bytes, taken: pa.Table, limit
         failures = [failure for block in staged for failure in block.failures]
         retire(session, failures)
         superseded = SequenceSet.from_sequences(buffers.numbers(taken["sequence"].combine_chunks()))
-        blocks, _ = added_blocks(session, target, staged, False, None, None, env, True)
+        blocks, _ = describe_append(session, target, staged, False, None, None, env, True)
         size = limits.size_of(session.state, stream, superseded, session.volumes)
         blocks = msgspec.structs.replace(blocks, superseded=superseded.encode(), superseded_size=size)
         command = Append(transaction.id, (blocks,))

@@ -135,9 +135,9 @@ class Limits:
     ) -> Excess | None:
         """Return what the stream has over the limits of its configuration; None if nothing. Raises as `command`."""
         config = stream.config
-        if not may_go(stream):
+        if not has_removal_limit(stream):
             return None
-        asked = _Asked(self, state, stream, volumes)
+        asked = _HeadScan(self, state, stream, volumes)
         low_watermark = stream.low_watermark
         if config.discard == OLD:
             if 0 <= config.max_msgs < stream.message_count:
@@ -155,9 +155,9 @@ class Limits:
 
     def old(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], now_ns: int) -> SequenceSet:
         """Return the messages that are over `max_age`. Raises as `command`."""
-        if not stream.config.max_age or not may_go(stream):
+        if not stream.config.max_age or not has_removal_limit(stream):
             return SequenceSet.empty()
-        end = _Asked(self, state, stream, volumes).end_of_old(now_ns - stream.config.max_age)
+        end = _HeadScan(self, state, stream, volumes).end_of_old(now_ns - stream.config.max_age)
         return stream.shown(stream.low_watermark, end)
 
     def column(
@@ -221,7 +221,7 @@ class Limits:
         return total
 
 
-class _Asked:
+class _HeadScan:
     """Questions about the beginning of one state of a stream."""
 
     def __init__(self, limits: Limits, state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> None:
@@ -322,10 +322,10 @@ class _Asked:
 
 def _asks_for_sizes(stream: StreamState) -> bool:
     """Return whether messages of the stream may go one day whose sizes are to be known."""
-    return stream.config.retention != LIMITS or may_go(stream)
+    return stream.config.retention != LIMITS or has_removal_limit(stream)
 
 
-def may_go(stream: StreamState) -> bool:
+def has_removal_limit(stream: StreamState) -> bool:
     """Return whether some limit may take messages of the stream."""
     config = stream.config
     is_limited = bool(config.max_age) or (config.discard == OLD and (config.max_msgs >= 0 or config.max_bytes >= 0))

@@ -183,7 +183,7 @@ class MirroredFile:
             elif isinstance(outcome, BaseException):
                 raise outcome
         if len(self._files) < self._needed:
-            raise decisive(list(self.failures.values()))
+            raise primary_error(list(self.failures.values()))
 
     def _abandon(self, volume_id: bytes) -> None:
         """Take back the copy of a volume that failed: its space may be what the others need."""
@@ -194,7 +194,7 @@ class MirroredFile:
         self._blocks[volume_id].discard(self._incarnation, self._block_id)
 
 
-def says_broken(error: OSError) -> bool:
+def is_disk_failure(error: OSError) -> bool:
     """Return whether the error is that of a broken disk: a full one, or a missing directory, proves nothing."""
     return error.errno in BROKEN_DISK
 
@@ -206,7 +206,7 @@ def _close(file: File) -> None:
         logger.warning("%s: close: %s", file.path, error)
 
 
-def decisive(failures: Sequence[OSError]) -> OSError:
+def primary_error(failures: Sequence[OSError]) -> OSError:
     """Return the error to tell of several: first those that the user can do something about."""
 
     def rank(error: OSError) -> int:

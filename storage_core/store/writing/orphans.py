@@ -18,7 +18,7 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.writing.mirrored_file import says_broken
+from storage_core.store.writing.mirrored_file import is_disk_failure
 
 logger = logging.getLogger(__name__)
 MERGE_MARK = b"MERG"  # behind the time in the transactions of merges: what they wrote is never an append's
@@ -36,7 +36,7 @@ def sweep(session: Session, env: Environment) -> None:
                     _sweep(session, volume.blocks, stream, env)
         except OSError as error:
             logger.warning("%s: orphans: %s", volume.path, error)
-            if says_broken(error):
+            if is_disk_failure(error):
                 session.failed(volume.volume_id, error)
 
 

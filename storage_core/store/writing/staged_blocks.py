@@ -32,12 +32,12 @@ from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import conditions
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.instructions import Condition
-from storage_core.store.writing.mirrored_file import BROKEN_DISK, says_broken
+from storage_core.store.writing.mirrored_file import BROKEN_DISK, is_disk_failure
 from storage_core.store.writing.per_subject import SubjectIndex, Superseded
 from storage_core.store.writing.staging import StagedBlock, WriteFailure, WriteTarget
 
 
-def added_blocks(
+def describe_append(
     session: Session,
     target: WriteTarget,
     blocks: list[StagedBlock],
@@ -62,7 +62,7 @@ def added_blocks(
     first, is_limited = 0, subjects is not None and stream.config.max_msgs_per_subject >= 0
     kept = SequenceSet.empty()  # sequences that messages have from before
     expected = [*expected, *conditions.of_blocks(blocks)]
-    copies = good_copies(session, stream, blocks, env, is_own)
+    copies = verified_holders(session, stream, blocks, env, is_own)
     for at, (block, held) in enumerate(zip(blocks, copies, strict=True)):
         summary = block.summary
         if block.sequences is not None:
@@ -144,7 +144,7 @@ def _whole_block(
     )
 
 
-def good_copies(
+def verified_holders(
     session: Session, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment, is_own: bool = False
 ) -> list[list[Volume]]:
     """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
@@ -177,7 +177,7 @@ def good_copies(
                 held[at].append(volume)
                 continue
             wrong[at].append(reason)
-            if isinstance(reason, OSError) and says_broken(reason):
+            if isinstance(reason, OSError) and is_disk_failure(reason):
                 session.failed(volume.volume_id, reason)
     for at, block in enumerate(blocks):
         if len(held[at]) < placement.quorum(stream):

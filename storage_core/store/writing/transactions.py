@@ -17,7 +17,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.mirrored_file import says_broken
+from storage_core.store.writing.mirrored_file import is_disk_failure
 from storage_core.store.writing.orphans import transaction_of
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
 
@@ -114,7 +114,7 @@ def abort(session: Session, transaction: Transaction) -> bool:
                 _sweep(volume.blocks, target, transaction.id, session.state)
         except OSError as error:  # fenced it is; what is left there is an orphan
             logger.warning("%s: blocks of transaction %s: %s", volume.path, transaction.id.hex(), error)
-            if says_broken(error):
+            if is_disk_failure(error):
                 session.failed(volume.volume_id, error)
     return True
 

@@ -28,7 +28,7 @@ from storage_core.store.ensemble.commit_reader import CommitReader
 from storage_core.store.ensemble.decision import Decision, ReadVolume, VolumeStatus
 from storage_core.store.ensemble.session import Session
 from storage_core.store.replicas import repair_tasks
-from storage_core.store.replicas.copies import Made
+from storage_core.store.replicas.copies import CopyResult
 from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume import log
@@ -264,7 +264,7 @@ def takes_the_last_sequence_as_proof_of_currency() -> list[Replacement]:
 def repairs_with_a_copy_that_nobody_looked_at() -> list[Replacement]:
     """What the source gave back, which was half of it, takes the name of the bad copy."""
 
-    def copy(block: LiveBlock, sources: Sequence[BlockStore], target: BlockStore, own: Any = ()) -> Made:
+    def copy(block: LiveBlock, sources: Sequence[BlockStore], target: BlockStore, own: Any = ()) -> CopyResult:
         source = sources[0].open(block.written_as, block.block_id)
         content = source.read_at(0, source.size() // 2).ljust(source.size(), b"\0")
         replacement = target.replacement(block.written_as, block.block_id)
@@ -273,7 +273,7 @@ def repairs_with_a_copy_that_nobody_looked_at() -> list[Replacement]:
         made.sync()
         replacement.put()
         target.sync(block.written_as)
-        return Made(True, SequenceSet.empty(), ())
+        return CopyResult(True, SequenceSet.empty(), ())
 
     return [(repair_tasks, "copy_block", copy)]
 

@@ -12,12 +12,12 @@ HOUR_NS = 3_600 * 10**9
 
 
 def takes_messages_an_hour_before_they_are_too_old() -> list[Replacement]:
-    plain = limits._Asked.end_of_old
+    plain = limits._HeadScan.end_of_old
 
     def end_of_old(self: Any, until_ns: int) -> int:
         return plain(self, until_ns + HOUR_NS)
 
-    return [(limits._Asked, "end_of_old", end_of_old)]
+    return [(limits._HeadScan, "end_of_old", end_of_old)]
 
 
 def lets_max_age_take_subjects_without_a_marker() -> list[Replacement]:

@@ -35,7 +35,7 @@ from storage_core.store.store import Store
 from storage_core.store.writing import appends, transactions
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.limits import Limits
-from storage_core.store.writing.mirrored_file import decisive
+from storage_core.store.writing.mirrored_file import primary_error
 from storage_core.store.writing.per_subject import SubjectIndex
 from storage_core.store.writing.staging import StagedBlock, Stager
 
@@ -158,9 +158,9 @@ def test_space_that_is_missing_is_told_before_disks_that_are_broken() -> None:
     def failures(*codes: int) -> list[OSError]:
         return [OSError(code, os.strerror(code)) for code in codes]
 
-    assert decisive(failures(errno.EIO, errno.EACCES, errno.EDQUOT)).errno == errno.EDQUOT
-    assert decisive(failures(errno.ENOENT, errno.EIO, errno.EROFS)).errno == errno.EROFS
-    assert decisive(failures(errno.ENOENT, errno.EIO)).errno == errno.EIO
+    assert primary_error(failures(errno.EIO, errno.EACCES, errno.EDQUOT)).errno == errno.EDQUOT
+    assert primary_error(failures(errno.ENOENT, errno.EIO, errno.EROFS)).errno == errno.EROFS
+    assert primary_error(failures(errno.ENOENT, errno.EIO)).errno == errno.EIO
 
 
 def test_all_volumes_fsync_a_block_and_its_name_before_it_is_acked(tmp_path: Path) -> None:
