@@ -43,7 +43,7 @@ PAGES = [ROOT / "README.md", *GUIDE, DOCS / "scheduling.md"]
 ALL_PAGES = sorted({*PAGES, *DOCS.rglob("*.md"), *ROOT.glob("*.md")})
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-EXIT_CODE = re.compile(r"#.*\bexit code (\d+)$")
+EXIT_CODE = re.compile(r"#.*\bexit code (\d+)(?=$|:)")
 OF_PIPELINES = ("etl.md", "scheduling.md")  # run by tests/spark_stream/pipelines/test_guide.py
 DATA = ROOT / "tests" / "data"
 # What the examples find in their folder: stores of other servers.
