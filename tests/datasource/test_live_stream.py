@@ -16,6 +16,7 @@ from harness.live_server import LiveServer, create_stream, fill, live_server, nu
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from datasource.spark_versions import SAYS_LIMITS
 from storage_core.live.server import consumers
 
 
@@ -46,12 +47,13 @@ def test_query_goes_by_limits_and_through_all_that_happens_to_a_stream(
     with server.connect() as connection:
         create_stream(connection, "A")
         fill(connection, "A", numbered("A", 1_000))
-    first = query(spark, server, tmp_path, stream="*", maxOffsetsPerTrigger=400, consumer="etl")
-    assert [progress["numInputRows"] for progress in first.recentProgress][:3] == [400, 400, 200]
+    first = query(spark, server, tmp_path, stream="*", maxOffsetsPerTrigger=400, trigger="availableNow", consumer="etl")
+    counts = [progress["numInputRows"] for progress in first.recentProgress if progress["numInputRows"]]
+    assert counts == ([400, 400, 200] if SAYS_LIMITS else [1_000])
     assert stored(spark, tmp_path) == list(range(1, 1_001))
     with server.connect() as connection:
         (shown,) = consumers(connection, "A")
-        assert (shown["name"], shown["num_pending"]) == ("etl", 0)
+        assert (shown["name"], shown["num_pending"]) == ("etl", 0 if SAYS_LIMITS else 1_000)
         connection.request("CONSUMER.DELETE", "A", "etl")
         create_stream(connection, "B")  # joins
         fill(connection, "B", numbered("B", 10))
@@ -109,7 +111,7 @@ def store(batch, number):
     if count == {kill_at}:
         os.killpg(0, signal.SIGKILL)
 read = spark.readStream.format("jstream").option("stream", "A").option("startingOffsets", "earliest")
-read = read.option("maxOffsetsPerTrigger", 1000).load({url!r})
+read = read.option("maxOffsetsPerTrigger", 1000).option("trigger", "availableNow").load({url!r})
 write = read.writeStream.option("checkpointLocation", {checkpoint!r}).trigger(availableNow=True)
 write.foreachBatch(store).start().awaitTermination()
 """
@@ -123,7 +125,7 @@ def test_query_whose_driver_is_killed_ends_equal_to_the_stream(
         fill(connection, "A", numbered("A", 6_000))
     paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint"), "url": server.url}
     outcomes = []
-    for kill_at in (2, 0):
+    for kill_at in (2 if SAYS_LIMITS else 1, 0):
         script = DRIVER.format(tests=str(Path(__file__).parents[1]), kill_at=kill_at, **paths)
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], start_new_session=True, check=False)
         outcomes.append(done.returncode)
@@ -146,7 +148,7 @@ def store(batch, number):
     batch.write.mode("overwrite").parquet({out!r} + "/" + str(number))
     print("batch", number, flush=True)
 read = spark.readStream.format("jstream").option("stream", "A").option("startingOffsets", "earliest")
-read = read.option("maxOffsetsPerTrigger", 2000).load({url!r})
+read = read.option("maxOffsetsPerTrigger", 2000).option("trigger", "processingTime").load({url!r})
 write = read.writeStream.option("checkpointLocation", {checkpoint!r})
 write = write.trigger(availableNow=True) if sys.argv[1:] else write
 write.foreachBatch(store).start().awaitTermination()

@@ -77,7 +77,7 @@ def test_batch_of_a_query_that_comes_again_is_stored_once(
 ) -> None:
     def run() -> None:
         rows = spark.readStream.format("jstream").option("stream", "IN").option("startingOffsets", "earliest")
-        rows = rows.option("maxOffsetsPerTrigger", 1_000).load(server.url)
+        rows = rows.option("maxOffsetsPerTrigger", 1_000).option("trigger", "availableNow").load(server.url)
         renamed = rows.withColumn("subject", F.regexp_replace("subject", "^IN", "COPY")).drop("stream")
         write = renamed.writeStream.format("jstream").option("stream", "COPY").trigger(availableNow=True)
         write.option("checkpointLocation", str(tmp_path / "checkpoint")).start(server.url).awaitTermination()

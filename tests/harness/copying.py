@@ -139,6 +139,7 @@ class Copying:
                 "stream": "IN",
                 "startingOffsets": "earliest",
                 "maxOffsetsPerTrigger": str(self.batch_size),
+                "trigger": "availableNow",
                 "maxRecordsPerPartition": str(self.batch_size // 3),
                 **({"consumer": self.consumer} if self.consumer else {}),
             },

@@ -54,7 +54,7 @@ def kill_the_driver(batches):
         yield batch
 
 read = spark.readStream.format("jstream").option("stream", "ORDERS").option("consumer", "copier")
-read = read.option("maxOffsetsPerTrigger", "150").load(store)
+read = read.option("maxOffsetsPerTrigger", "150").option("trigger", "availableNow").load(store)
 rows = read.selectExpr("sequence", "concat('copies.', sequence) AS subject", "data")
 rows = rows.mapInArrow(kill_the_driver, rows.schema)
 write = rows.writeStream.format("jstream").option("stream", "COPY").option("checkpointLocation", folder + "/copy")
