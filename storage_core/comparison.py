@@ -111,6 +111,7 @@ class Rule:
     LATEST = "latest"  # no majority: of those that most copies have, the one that was stored last
     REMOVED = "removed"  # more copies say that it was removed than have it: nothing is served
     KEPT = "kept"  # some copies say that it was removed; at least as many have it
+    UNSURE = "unsure"  # as `kept`, but with what damaged copies may have said more would say that it was removed
 
     BY_MAJORITY = (MAJORITY, REMOVED, KEPT)
 

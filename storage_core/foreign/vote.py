@@ -5,7 +5,8 @@ removed since, or nothing: it lost it, its bytes are damaged, or it never came s
 
 1. Is there a message? Not if more copies say removed than have one. A lost removal shows a message again, a removal
    too many hides one for ever: so a tie keeps it. A copy that may have lost removals does not count as one that has it,
-   nor does one that no longer belongs to the stream: a removal that another copy proves stands against them.
+   nor does one that no longer belongs to the stream: a removal that another copy proves stands against them. Where
+   copies that lost their bytes could have made the removers more, nobody can tell: that is a conflict, and reported.
 2. Which? The content that more than half of those copies have that have any: a majority.
 3. Without a majority: the content that most copies have; of several the one that was stored last, for a server that
    was elected later writes over what an earlier one had not replicated; at the same time to the nanosecond the one
@@ -26,7 +27,8 @@ from storage_core.foreign.losses import Claims, Losses, losses
 from storage_core.sequences import SequenceSet, distinct
 
 NOBODY = -1
-_RULES = (Rule.MAJORITY, Rule.MOST, Rule.LATEST, Rule.REMOVED, Rule.KEPT)
+_UNSETTLED = (1, 2, 5)  # positions in _RULES
+_RULES = (Rule.MAJORITY, Rule.MOST, Rule.LATEST, Rule.REMOVED, Rule.KEPT, Rule.UNSURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class Vote:
 
     @property
     def unsettled(self) -> np.ndarray:
-        """Return a mask of the sequences of which no majority tells the content."""
-        return np.asarray((self.rules == 1) | (self.rules == 2))
+        """Return a mask of the sequences of which no majority tells the content, or whether there is any."""
+        return np.isin(self.rules, _UNSETTLED)
 
 
 def vote(ballots: Sequence[Ballot]) -> Vote:
@@ -69,9 +71,10 @@ def vote(ballots: Sequence[Ballot]) -> Vote:
     row = np.arange(len(sequences))
     best_counts, best_digests = counts[row, best], digests[row, best]
     sure = sequences[:, None] >= np.array([ballot.sure_from for ballot in ballots])
-    rules = _rules(counts, best_counts, holders, (has & sure).sum(axis=1), removers)
+    silent = ~has & ~removed & np.stack([_lost_in(copy).mask(sequences) for copy in ballots], axis=1)
+    rules = _rules(counts, best_counts, holders, (has & sure).sum(axis=1), removers, silent.sum(axis=1))
     same = has & (digests == best_digests[:, None])
-    present = same & ((rules != 1) & (rules != 2) & (rules != 3))[:, None]
+    present = same & ~np.isin(rules, (*_UNSETTLED, 3))[:, None]
     states = np.where(present, State.THERE, np.where(has, State.DIFFERENT, 0)).astype(np.uint8)
     expected = (rules != 3)[:, None] & ~has
     for at, ballot in enumerate(ballots):
@@ -162,13 +165,19 @@ def _best(counts: np.ndarray, times_ns: np.ndarray, digests: np.ndarray, has: np
 
 
 def _rules(
-    counts: np.ndarray, best_counts: np.ndarray, holders: np.ndarray, sure_holders: np.ndarray, removers: np.ndarray
-) -> np.ndarray:
+    counts: np.ndarray, best_counts: np.ndarray, holders: np.ndarray, sure_holders: np.ndarray, removers: np.ndarray,
+    silent: np.ndarray,
+) -> np.ndarray:  # fmt: skip
     """Return positions in _RULES."""
     rivals = (counts == best_counts[:, None]).sum(axis=1) > best_counts  # as many have another content
     rules = np.where(2 * best_counts > holders, 0, np.where(rivals, 2, 1))
-    rules = np.where((rules == 0) & (removers > 0), 4, rules)
+    rules = np.where((rules == 0) & (removers > 0), np.where(removers + silent > sure_holders, 5, 4), rules)
     return np.asarray(np.where(removers > sure_holders, 3, rules).astype(np.int8))
+
+
+def _lost_in(ballot: Ballot) -> SequenceSet:
+    """Return of what a copy may have said that it was removed, had it not lost its bytes."""
+    return ballot.claims.damaged.union(ballot.claims.gone_ranges).union(ballot.claims.open)
 
 
 def _versions(has: np.ndarray, digests: np.ndarray, removed: np.ndarray) -> np.ndarray:

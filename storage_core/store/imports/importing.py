@@ -412,7 +412,7 @@ class _Import:
         count, lost, unexplained = stream.message_count, len(stream.lost), SequenceSet.empty()
         for record in records:
             unexplained = unexplained.union(SequenceSet.decode(record.open))
-        unexplained = unexplained.clip(stream.low_watermark, stream.next_sequence)
+        unexplained = unexplained.clip(stream.low_watermark, stream.next_sequence).difference(stream.lost)
         shown = stream.next_sequence - stream.low_watermark
         self._reports.append(
             {

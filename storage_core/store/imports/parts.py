@@ -256,7 +256,7 @@ class _Reading:
         for claimed, removed in self._missed:
             part = losses([claimed], present, removed)
             lost, unexplained = lost.union(part.lost), unexplained.union(part.open)
-        return Losses(lost, unexplained)
+        return Losses(lost, unexplained.difference(lost))
 
 
 def _check_seen(part: ForeignSlice, files: Files) -> None:

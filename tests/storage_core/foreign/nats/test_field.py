@@ -192,6 +192,35 @@ def test_a_node_of_before_a_scale_down_does_not_lead_where_the_one_of_now_is_dam
         strict(store, tmp_path)
 
 
+def test_a_node_that_lost_its_bytes_may_have_known_of_a_removal(tmp_path: Path) -> None:
+    """Two of three nodes have removed messages that the third one has; one of the two is emptied."""
+    place = STORES.parent / "nats" / "r3-lagging-follower" / "store"
+    whole = {path.relative_to(place): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+    store = Kept("nats", "r3-lagging-follower", place, None, None, whole, {})
+    for path, content in whole.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        if path.name != "index.db":
+            emptied = path.name == "1.blk" and path.parts[0] == "n2"
+            (tmp_path / path).write_bytes(bytes(len(content)) if emptied else content)
+    with pytest.raises(DataLossError, match="in n3, removed in n1; that of n3 is served \\(unsure\\)"):
+        strict(store, tmp_path)
+    assert not listed(store.open(tmp_path)).refused
+
+
+def test_what_is_lost_is_not_open_as_well(tmp_path: Path, stores: dict[str, Kept]) -> None:
+    """Damage claims all from its place on, and what a consumer was sent claims a part of it again."""
+    store = stores["interest-acked"]
+    for path, content in store.whole.items():
+        (tmp_path / "damaged" / path).parent.mkdir(parents=True, exist_ok=True)
+        if path.name != "index.db":
+            content = bytes(len(content)) if path.name == "4.blk" else content
+            (tmp_path / "damaged" / path).write_bytes(content)
+    opened = store.open(tmp_path / "damaged")
+    said = compared(opened)
+    assert said["WQ"][0] and not said["WQ"][1]
+    assert imported(opened, tmp_path / "volume") == said
+
+
 @pytest.mark.parametrize("cut", [1, 29])
 def test_a_damaged_tombstone_at_the_end_fails_a_strict_read(tmp_path: Path, stores: dict[str, Kept], cut: int) -> None:
     """A removed marker would come back."""
