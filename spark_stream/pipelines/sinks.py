@@ -6,6 +6,7 @@ The console forgets.
 
 import json
 from fnmatch import translate
+from functools import cache
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -47,9 +48,21 @@ def _changed_batches(pipeline: Pipeline) -> dict[str, str]:
     return {"failOnChangedBatch": str(pipeline.source.fails_on_data_loss).lower()}
 
 
+@cache
+def is_one_store(volumes: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Return whether both name the volumes of one store, which may have several paths."""
+    if set(volumes) & set(others):
+        return True
+    ids = set()
+    for paths in (volumes, others):
+        with open_store(list(paths), LOCK_TIMEOUT_S, read_only=True) as store:
+            ids.add(store.id)
+    return len(ids) == 1
+
+
 def _not_into_the_source(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """Return rows that name their stream; whoever evaluates one that would come back to the pipeline fails."""
-    if not set(pipeline.sink.volumes) & set(pipeline.source.volumes):
+    if not pipeline.source.is_store or not is_one_store(tuple(pipeline.sink.volumes), tuple(pipeline.source.volumes)):
         return rows
     stream, is_read = F.col("stream"), F.lit(False)
     for name in pipeline.source.streams:

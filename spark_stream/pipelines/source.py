@@ -102,27 +102,25 @@ def check_stores(pipeline: Pipeline) -> list[str]:
     Raises DefinitionError and NotFoundError naming the key, and StorageError if a store cannot be opened.
     """
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
-    names = list[str]()
+    read = set[bytes]()  # incarnations: one store may be named by several paths
     if source.is_kafka:
         lines = [f"source: topics {', '.join(source.streams)} of {', '.join(source.volumes)}"]
     elif source.is_live:
         lines = [f"source: stream {info.name}, {info.message_count} messages" for info in live_streams(source)]
     else:
-        names, lines = _look(pipeline)
+        read, lines = _look(pipeline)
     if letters is not None:
-        _check_target(pipeline, "dead_letters", letters.volumes, letters.stream, letters.subject, True)
-        if letters.stream in names and set(letters.volumes) & set(source.volumes):
+        if _check_target(pipeline, "dead_letters", letters.volumes, letters.stream, letters.subject, True) in read:
             again = f"{letters.stream!r} is read by the source: a bad message would come again"
             raise DefinitionError(pipeline.file, "dead_letters.stream", again)
     if sink.kind == JSTREAM and sink.stream:
-        _check_target(pipeline, "sink", sink.volumes, sink.stream, sink.subject, False)
-        if sink.stream in names and set(sink.volumes) & set(source.volumes):
+        if _check_target(pipeline, "sink", sink.volumes, sink.stream, sink.subject, False) in read:
             raise DefinitionError(pipeline.file, "sink.stream", f"{sink.stream!r} is the source: it would never end")
     return lines or [f"source: no stream matches {', '.join(source.streams)} yet"]
 
 
-def _look(pipeline: Pipeline) -> tuple[list[str], list[str]]:
-    """Return the streams of the source's store, and what there is to say of them."""
+def _look(pipeline: Pipeline) -> tuple[set[bytes], list[str]]:
+    """Return the incarnations of the streams that the source reads, and what there is to say of them."""
     source = pipeline.source
     with _opened(pipeline, "source", source.volumes) as store:
         if source.consumer:
@@ -131,7 +129,8 @@ def _look(pipeline: Pipeline) -> tuple[list[str], list[str]]:
         for name in source.streams:
             if name not in names and not is_glob(name):
                 _refuse_stream(pipeline, "source.stream", name, store)
-        return names, [line for name in names for line in _described(store, name, source.subject)]
+        read = {store.stream_state(name).incarnation for name in names}
+        return read, [line for name in names for line in _described(store, name, source.subject)]
 
 
 def live_streams(source: Source) -> list[StreamInfo]:
@@ -176,18 +175,20 @@ def matching(store: Store, source: Source) -> list[str]:
 
 def _check_target(
     pipeline: Pipeline, place: str, volumes: list[str], name: str, subject: str, needs_subject: bool
-) -> None:
-    """Check that a stream is there and takes the subject that is given, or needs none."""
+) -> bytes:
+    """Return the incarnation of a stream that is there, and takes the subject that is given or needs none."""
     with _opened(pipeline, place, volumes) as store:
         store.check_host()
         if name not in store.streams():
             _refuse_stream(pipeline, f"{place}.stream", name, store)
-        subjects = store.stream(name).config.subjects
+        stream = store.stream_state(name)
+    subjects = stream.config.subjects
     key, taken = f"{place}.subject", ", ".join(subjects)
     if subject and not any(matches(pattern, subject) for pattern in subjects):
         raise DefinitionError(pipeline.file, key, f"stream {name} takes {taken}, not {subject}")
     if needs_subject and not subject and not (len(subjects) == 1 and is_literal(subjects[0])):
         raise DefinitionError(pipeline.file, key, f"is missing: stream {name} takes {taken}")
+    return stream.incarnation
 
 
 def _refuse_stream(pipeline: Pipeline, key: str, name: str, store: Store) -> NoReturn:

@@ -8,6 +8,9 @@ import pytest
 
 from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.errors import DefinitionError
+from spark_stream.pipelines.sinks import is_one_store
+from spark_stream.pipelines.source import check_stores
+from storage_core import Store
 
 GOOD = """
 checkpoint = "check/orders"
@@ -318,3 +321,25 @@ def test_dots_in_texts_are_no_depth(file: Path) -> None:
     sql = "SELECT " + ", ".join(f"t.a{number}" for number in range(100)) + " -- 1.2.3." + "4." * 60 + " it's\n FROM t"
     file.write_text(GOOD + f'''[transform]\nsql = """{sql}"""\n# {"a." * 60}\n''')
     assert load_pipeline(file).transform is not None
+
+
+def test_a_store_is_the_same_by_whichever_of_its_volumes_it_is_named(file: Path) -> None:
+    volumes = [file.parent / f"disk-{number}" for number in range(3)]
+    with Store.create(volumes) as store:
+        store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+        store.add_stream({"name": "OUT", "subjects": ["out"]})
+    with Store.create(file.parent / "other") as store:
+        store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    sink = 'kind = "jstream"\nstore = "disk-1"\nstream = "ORDERS"\nsubject = "orders.new"\n'
+    text = GOOD.replace("disk-1,disk-2", "disk-0").partition("[sink]")[0] + "[sink]\n" + sink
+    file.write_text(text)
+    with pytest.raises(DefinitionError, match=r"sink\.stream: 'ORDERS' is the source"):
+        check_stores(load_pipeline(file))
+    file.write_text(text.replace("disk-1", "other"))
+    assert check_stores(load_pipeline(file)) == ["source: stream ORDERS, 0 messages"]
+    letters = '[dead_letters]\nstore = "disk-2"\nstream = "ORDERS"\nsubject = "orders.new"\n'
+    file.write_text(text.replace("disk-1", "other") + letters)
+    with pytest.raises(DefinitionError, match="a bad message would come again"):
+        check_stores(load_pipeline(file))
+    first, second, third = map(str, volumes)
+    assert is_one_store((first,), (second, third)) and not is_one_store((first,), (str(file.parent / "other"),))
