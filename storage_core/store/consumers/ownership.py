@@ -365,8 +365,8 @@ def _leave_note(lock: Lock) -> None:
 def _busy(stream: StreamState, consumer: ConsumerState, owner: str) -> StoreBusyError:
     return StoreBusyError(
         f"consumer {consumer.name!r} of stream {stream.name!r} belongs to a live query: {owner}; two queries on one "
-        "consumer would share its position: end that one, give this one another consumer, or take it over with option "
-        "consumerTakeover=true",
+        "consumer would share its position: end the other query, or give this one another consumer (also if one "
+        "query reads twice by this consumer), or take it over with option consumerTakeover=true",
         stream=stream.name,
         consumer=consumer.name,
     )

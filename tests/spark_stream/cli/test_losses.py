@@ -92,7 +92,7 @@ def test_what_was_lost_is_discarded_by_nobody_but_who_says_so(
     trio("repair", "--accept-loss")
     mount(unmounted, volumes[2])
     trio("repair")
-    replicated.edit(deleted_block_retention="100ms")
+    replicated.edit(deleted_block_retention="0s")
     replicated.maintain()
     replicated.maintain()
     assert len(block_files(volumes[2])) == 4, "its file stays"
