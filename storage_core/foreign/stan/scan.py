@@ -144,6 +144,7 @@ class _Scan:
         self._file, self._kind, self._subject, self._end = file, kind, subject, end
         self._polynomial = "IEEE"
         self._last_sequence = 0  # of the true messages so far
+        self._is_blank = False  # up to here: not even the version is there
         self._cut_at = -1  # where the window before ended inside a stretch, offset_bytes in the file
         self._budget, self._budgeted = SearchBudget(SEARCH_SPARE_MAX), 0  # and up to where it was given
         self._record_size_max = kind.payload_size_max + HEADER_SIZE
@@ -176,10 +177,16 @@ class _Scan:
 
     def _hole(self, first: int, end: int) -> Window:
         """Return a window of zero bytes that the file does not even hold."""
-        reason = f"{end - first} zero bytes where a record should be"
-        stretch = Stretch(first, end, Cause.PADDING, reason, b"", continued=first == self._cut_at)
+        cause, reason = self._zeros(first, end)
+        stretch = Stretch(first, end, cause, reason, b"", continued=first == self._cut_at)
         self._cut_at = end
         return Window(first, pa.py_buffer(b""), _none(self._kind), (stretch,))
+
+    def _zeros(self, first: int, end: int) -> tuple[Cause, str]:
+        """Return what zero bytes are: room at the end of a file, or all that is left of it. Servers refuse the latter."""
+        if self._is_blank and first in (FILE_HEADER_SIZE, self._cut_at):
+            return Cause.BAD, f"{end - first} zero bytes where a file has its version, and then a record"
+        return Cause.PADDING, f"{end - first} zero bytes where a record should be"
 
     def _version(self) -> Stretch | None:
         if not self._end:
@@ -191,6 +198,7 @@ class _Scan:
             return Stretch(0, self._end, Cause.END, reason, head)
         if version == VERSION:
             return None
+        self._is_blank = version == 0
         # There is no other version; what follows proves itself by its checksums.
         return Stretch(0, FILE_HEADER_SIZE, Cause.HARMLESS, f"version {version} instead of {VERSION}", head)
 
@@ -347,7 +355,7 @@ class _Scan:
     def _reason(self, view: np.ndarray, base: int, first: int, end: int) -> tuple[Cause, str]:
         left = self._end - base - first
         if not view[first:end].any():
-            return Cause.PADDING, f"{end - first} zero bytes where a record should be"
+            return self._zeros(base + first, base + end)
         if left < HEADER_SIZE:
             return Cause.END, f"the file ends {left} bytes into the head of a record"
         head, _ = HEADER.unpack_from(view.data, first)

@@ -146,7 +146,8 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
         return slices
 
     def _slice(self, stream: str, state: SliceState, first: int, end: int) -> ForeignSlice:
-        row_count = min(end - first, state.row_count)
+        # A slice whose end is damaged held one message at least, and must not count as empty.
+        row_count = min(end - first, state.row_count if state.known else max(1, state.row_count))
         return ForeignSlice(
             layout=LAYOUT,
             account="",

@@ -63,3 +63,25 @@ def test_a_strict_read_is_exact_or_raises(writer: Any, read: Read, make_channel:
 
 def path_ends_with_zeros(store: Path, number: int) -> bool:
     return (store / "foo" / f"msgs.{number}.dat").read_bytes().endswith(bytes(4))
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_slice_of_zero_bytes_is_a_loss(
+    writer: Any, read: Read, make_channel: Any, number: int, with_index: bool
+) -> None:
+    """Servers refuse a file that does not begin with its version."""
+    spans = {1: (1, 6), 2: (6, 11), 3: (11, 14)}
+    contents = {f"msgs_{at}_dat": writer.slice(*span) for at, span in spans.items()}
+    if with_index:
+        contents |= {f"msgs_{at}_idx": writer.index(*span) for at, span in spans.items()}
+    store: Path = make_channel(subs_dat=writer.version, **contents)
+    path = store / "foo" / f"msgs.{number}.dat"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(DataLossError, match="zero bytes where a file has its version"):
+        read(store)
+    told: list[ForeignDamage] = []
+    kept = [row["sequence"] for row in read(store, on_damage=told.append)]
+    first, end = spans[number]
+    assert kept == [sequence for sequence in range(1, 14) if not first <= sequence < end]
+    assert [place.first for place in told if place.costs] == [first]
