@@ -35,7 +35,7 @@ from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, explain, in_w
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
 from spark_stream.pipelines.sinks import write_dead_letters, write_rows
-from spark_stream.pipelines.source import read_stream, streams_of
+from spark_stream.pipelines.source import ends_of, read_stream, streams_of
 from spark_stream.pipelines.state import PipelineState, first_offsets, read_checkpoint, sequences_of
 from spark_stream.pipelines.summary import Summary
 from spark_stream.pipelines.tables import has_delta, make_table, misfit
@@ -171,6 +171,7 @@ class Run:
         self._beginnings = Beginnings(state, prepared.pipeline)
         self._report: Reporter = lambda text: None
         self._streams: dict[str, StreamState] = {}  # of the source, when the run began
+        self._ends: dict[str, int] = {}  # of its streams likewise, for a Spark that makes one batch at a time
 
     def execute(self, stop: Stop, watch: Watcher = lambda progress: None, report: Reporter = lambda text: None) -> None:
         """Run until everything is read (available-now), or until `stop`. Raises RunFailedError, CheckpointLostError."""
@@ -179,6 +180,7 @@ class Run:
         acknowledge(self._prepared.spark)
         self._report = report
         self._streams = streams_of(self._prepared.pipeline.source)
+        self._ends = {} if SAYS_LIMITS else ends_of(self._prepared.pipeline.source)
         report("starting the query")
         try:
             main = self._start_main()
@@ -370,7 +372,7 @@ class Run:
         if SAYS_LIMITS or self._mode == CONTINUOUS or stop.asked.is_set() or last is None or not _has_batch(last):
             return False
         end = sequences_of(json.loads(last.json)["sources"][0]["endOffset"])
-        return any(end.get(name, 1) < stream.next_sequence for name, stream in self._streams.items())
+        return any(end.get(name, 1) < until for name, until in self._ends.items())
 
     def _batch_done(self) -> int:
         offsets = self._state.offsets()
@@ -404,8 +406,7 @@ class Run:
         lag = {}
         latests = sequences_of(source.get("latestOffset"))
         if not SAYS_LIMITS:
-            streams = streams_of(self._prepared.pipeline.source)
-            latests = {name: stream.next_sequence for name, stream in streams.items()}
+            latests = ends_of(self._prepared.pipeline.source)
         for name, latest in latests.items():
             here, stream = end.get(name, 1), self._streams.get(name)
             known = len(stream.shown(here, latest)) if stream is not None else 0

@@ -143,6 +143,13 @@ def live_streams(source: Source) -> list[StreamInfo]:
     return list(servers.retrying(lambda connection: infos_of(connection, settings, must_match=False)).values())
 
 
+def ends_of(source: Source) -> dict[str, int]:
+    """Return the sequence that each stream of the source gives next; nothing for Kafka's topics."""
+    if source.is_live:
+        return {info.name: info.next_sequence for info in live_streams(source)}
+    return {name: stream.next_sequence for name, stream in streams_of(source).items()}
+
+
 def _opened(pipeline: Pipeline, place: str, volumes: list[str]) -> Store:
     try:
         return open_store(volumes, LOCK_TIMEOUT_S, read_only=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from harness.stream_starts import STARTS, prepare, put, restarted
 
-from datasource.spark_versions import SAYS_LIMITS
+from datasource.spark_versions import SAYS_LIMITS, SPARK
 from storage_core import Store
 from storage_core.store.recovery import adopt
 
@@ -250,13 +250,14 @@ def test_batches_are_replayed_as_they_were_planned(query: Any, store: Store) -> 
     put(store, "ORDERS", 5)
     replayed = made.start().wait()
     assert [rows for number in sorted(replayed.batches) for rows in replayed.batches[number]] == [
-        [("ORDERS", sequence) for sequence in part] for part in (range(11, 16), range(16, 21))
+        [("ORDERS", sequence) for sequence in part] for part in (range(11, 16), range(16, 21))[: 1 + SAYS_LIMITS]
     ]
     # The first batch, of which nothing but its end is known.
     for kind in ("offsets", "commits"):
         for file in made.files(kind)[1 if kind == "offsets" else 0 :]:
             remove(file)
-    assert made.run(startingOffsets="latest") == list(range(11, 21))
+    replayed_first = made.run(startingOffsets="latest")
+    assert replayed_first + ([] if SAYS_LIMITS else made.run()) == list(range(11, 21))
 
 
 def test_rows_repeat_within_a_batch_while_the_stream_is_purged(query: Any, store: Store) -> None:
@@ -301,7 +302,7 @@ def test_queries_and_frames_beside_expiry_repeat_exactly_or_say_what_is_gone(
     assert (made.run(), counts) == (list(range(1, 16)), [15, 15])
     made.each, left = lambda frame, number: None, [*range(1, 10), 13, 14, 15]
     made.forget_commit()
-    assert (made.run(), frame.count()) == (left, 15)
+    assert (made.run(), frame.count()) == (left, 15 if SPARK >= (4, 1) else len(left))
     store.edit_stream({"name": "ORDERS", "max_age": hour_ns})
     assert [message["sequence"] for message in stream.read(columns=["sequence"]).read_all().to_pylist()] == left[6:]
     assert frame.count() == 15
@@ -497,4 +498,5 @@ def test_query_that_lost_what_it_had_read_fails_once_and_then_reads_exactly_what
     for one in [kept.start(), wiped.start()]:
         assert one.wait().sequences() == [new[-1] + 1]
     stream = Store.open(store.paths).stream("ORDERS")
-    assert [stream.consumer(name).info()["num_pending"] for name in ("kept", "wiped")] == [0, 0]
+    pending = [stream.consumer(name).info()["num_pending"] for name in ("kept", "wiped")]
+    assert max(pending) <= (0 if SAYS_LIMITS else 1)  # which is the last batch

@@ -49,7 +49,8 @@ def test_the_last_message_of_each_subject_is_a_row(store: Store, driver: Any, or
 
 def test_no_filter_is_pushed_below_the_choice_of_last_messages(driver: Any) -> None:
     reader, _ = driver.plan(MESSAGES, table="last", stream="ORDERS")
-    assert type(reader).pushFilters is DataSourceReader.pushFilters
+    pushes, all_others = (getattr(kind, "pushFilters", None) for kind in (type(reader), DataSourceReader))
+    assert pushes is all_others  # None in Spark 4.0, which has no filters for Python sources
 
 
 def test_streams_are_rows_with_configuration_and_state(

@@ -183,7 +183,7 @@ class _Scan:
         return Window(first, pa.py_buffer(b""), _none(self._kind), (stretch,))
 
     def _zeros(self, first: int, end: int) -> tuple[Cause, str]:
-        """Return what zero bytes are: room at the end of a file, or all that is left of it. Servers refuse the latter."""
+        """Return what zero bytes are: room at the end of a file, or all that is left of it, which servers refuse."""
         if self._is_blank and first in (FILE_HEADER_SIZE, self._cut_at):
             return Cause.BAD, f"{end - first} zero bytes where a file has its version, and then a record"
         return Cause.PADDING, f"{end - first} zero bytes where a record should be"

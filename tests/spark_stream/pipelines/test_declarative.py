@@ -10,9 +10,13 @@ import pyarrow.dataset as dataset
 import pyspark
 import pytest
 
+from datasource.spark_versions import SPARK
 from storage_core import Store
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(SPARK < (4, 1), reason="Spark 4.0 has no Declarative Pipelines"),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
