@@ -20,7 +20,7 @@ CALL = re.compile(r"`(?:\w+\.)*(\w+)\([^`]*\)`")  # in a sentence
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 # What is started or imported from outside, beside what `pyspark_jstream` offers.
 ENTRIES = {
-    "storage_core.foreign.nats.compiled_chain",  # imported by its name, where numba is installed
+    "storage_core.foreign.nats.compiled_hash",  # imported by its name, where numba is installed
     "datasource.source",  # what Spark's look-up of data sources leads to
     "spark_stream.cli",  # jstream
     "spark_stream.cli.__main__",  # python -m spark_stream.cli

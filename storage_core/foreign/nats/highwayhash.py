@@ -1,4 +1,7 @@
-"""HighwayHash-64 of many messages at once, as numpy operations over their states side by side.
+"""HighwayHash-64 of many messages at once: by compiled code, or as numpy operations over their states side by side.
+
+The first needs the extra `rescue`, and some megabytes to be worth its start (compiled_hash.py); the rest is about the
+second.
 
 The hash keeps four lanes of four 64-bit words and mixes in 32 bytes at a time, so one message is a chain that cannot
 be cut. Many messages can advance together: they are sorted by their number of 32-byte packets, and step p advances
@@ -6,7 +9,7 @@ all those that have a packet p, a prefix of the sorted order. Tails (1 to 31 byt
 all of them.
 
 Where few messages are left, a step costs as much as for a hundred. So what is left of all batches is put together
-first: long_chains.py mixes it in, compiled if the extra `rescue` is installed.
+first, and long_chains.py mixes it in.
 
 The only part that numpy has no operation for is the byte shuffle of the algorithm ("zipper merge"): byte-wise strided
 copies are cheaper there than masks and shifts.
@@ -21,7 +24,7 @@ from struct import Struct
 
 import numpy as np
 
-from storage_core.foreign.nats.long_chains import LANE_COUNT, PACKET_SIZE, ZIPPER, mix_chains
+from storage_core.foreign.nats.long_chains import LANE_COUNT, PACKET_SIZE, ZIPPER, HashAll, compiled_for, mix_chains
 
 Key = tuple[int, int, int, int]
 
@@ -102,9 +105,12 @@ def highwayhash64(buffer: np.ndarray, starts: np.ndarray, sizes: np.ndarray, key
 def hash_together(batches: Sequence[Batch]) -> list[np.ndarray]:
     """Return the uint64 hashes of the messages of each batch.
 
-    About 40 ns a packet, plus four packets a message for the final rounds, on one core of 2026. Long messages of all
-    batches advance together: 64 of them take 200 ns a packet, one alone 9 us. Compiled, they take 40.
+    About 40 ns a packet, plus four packets a message for the final rounds, on one core of 2026; compiled code takes
+    half. Without it long messages of all batches advance together: 64 take 200 ns a packet, one alone 9 us.
     """
+    hash_all = compiled_for(sum(int(batch.sizes.sum()) for batch in batches))
+    if hash_all is not None:
+        return [_compiled(hash_all, batch) for batch in batches]
     rests = _Rests()
     hashed = []
     for batch in batches:
@@ -117,6 +123,23 @@ def hash_together(batches: Sequence[Batch]) -> list[np.ndarray]:
             hashed[at] = None, np.empty_like(hashes)
             hashed[at][1][order] = hashes
     return [hashes for _, hashes in hashed]
+
+
+def _compiled(hash_all: HashAll, batch: Batch) -> np.ndarray:
+    batch.check()
+    hashes = np.empty(len(batch.starts), np.uint64)
+    starts, sizes = (np.ascontiguousarray(column, np.int64) for column in (batch.starts, batch.sizes))
+    heads = np.empty((0, 2), np.uint64) if batch.heads is None else np.ascontiguousarray(batch.heads, np.uint64)
+    hash_all(_initial(batch.key).reshape(16), batch.buffer, starts, sizes, heads, hashes)
+    return hashes
+
+
+def _initial(key: Key) -> np.ndarray:
+    """Return v0, v1, mul0, mul1 before the first packet, (4, 4 lanes) words."""
+    rotated = [(word >> 32) | (word << 32 & _MASK64) for word in key]
+    v0 = [m ^ k for m, k in zip(_MUL0, key, strict=True)]
+    v1 = [m ^ k for m, k in zip(_MUL1, rotated, strict=True)]
+    return np.array([v0, v1, _MUL0, _MUL1], np.uint64)
 
 
 def _hash_ordered(batch: Batch, order: np.ndarray | None, rests: "_Rests") -> np.ndarray:
@@ -260,10 +283,7 @@ class _States:
     """
 
     def __init__(self, capacity: int, key: Key = _NO_KEY) -> None:
-        rotated = [(word >> 32) | (word << 32 & _MASK64) for word in key]
-        v0 = [m ^ k for m, k in zip(_MUL0, key, strict=True)]
-        v1 = [m ^ k for m, k in zip(_MUL1, rotated, strict=True)]
-        self._initial = np.array([v0, v1, _MUL0, _MUL1], np.uint64)[:, :, None]
+        self._initial = _initial(key)[:, :, None]
         self.words = np.empty((7, 4, capacity), np.uint64)
         self._narrowed = 0, 0
         self._active: tuple[np.ndarray, ...] = ()

@@ -1,9 +1,7 @@
 """The part of HighwayHash that is a chain: packets of few long messages, mixed into their states side by side.
 
 A step of all messages is 15 numpy calls, which take as long for one message as for thirty. So as many messages as can
-be had advance together, in chunks of steps whose packets are laid out step by step. With numba, of the extra
-`rescue`, one message after another is mixed in by compiled code instead, several times as fast. Both give the same
-states.
+be had advance together, in chunks of steps whose packets are laid out step by step. Compiled code needs none of this.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +16,11 @@ CHUNK_SIZE = 256 << 10  # bytes of packets that are laid out together
 SIDE_BY_SIDE_SIZE = 64 << 20  # bytes of blocks that are read at a time, to have many long messages; an old block's size
 COMPILED_TIMES = 3  # as fast as messages of 1 MB side by side, from file to rows: benchmarks/checksums.py
 COMPILED_SIZE_MIN = 4 << 20  # bytes; numba takes half a second to start
-COMPILED_MODULE = "storage_core.foreign.nats.compiled_chain"
+COMPILED_MODULE = "storage_core.foreign.nats.compiled_hash"
 PACKET_SIZE = 32  # bytes
 _MASK32, _HALF, _ZIPPER_SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(24)
 
-Mix = Callable[[np.ndarray, np.ndarray], None]
+HashAll = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 
 # Zipper merge of a pair of lanes (even, odd): the byte of the even lane's result, that of the odd lane's result, and
 # which byte of the same (own) or of the neighbouring lane goes there. Byte 0 is not listed: it is byte 3 of its own
@@ -40,13 +38,6 @@ ZIPPER = (
 
 def mix_chains(states: np.ndarray, chains: Sequence[np.ndarray]) -> None:
     """Mix whole packets, bytes each, into `states`, (16, count) words: v0, v1, mul0, mul1, four lanes each."""
-    mix = compiled() if sum(map(len, chains)) >= COMPILED_SIZE_MIN else None
-    if mix is not None:
-        for row, chain in enumerate(chains):
-            own = states[:, row].copy()
-            mix(own, chain.view("<u8"))
-            states[:, row] = own
-        return
     order = sorted(range(len(chains)), key=lambda row: -len(chains[row]))
     for first in range(0, len(order), LANE_COUNT):
         rows = order[first : first + LANE_COUNT]
@@ -58,14 +49,19 @@ def side_by_side_size() -> int:
     return 0 if find_spec("numba") else SIDE_BY_SIDE_SIZE
 
 
+def compiled_for(size: int) -> HashAll | None:
+    """Return what hashes so many bytes of messages, of any sizes, one after another; None where numpy is to do it."""
+    return compiled() if size >= COMPILED_SIZE_MIN else None
+
+
 @cache
-def compiled() -> Mix | None:
-    """Return what mixes the packets of one message into its 16 words of state; None without numba."""
+def compiled() -> HashAll | None:
+    """Return the compiled code; None without numba, of the extra `rescue`."""
     try:
-        mix: Mix = import_module(COMPILED_MODULE).mix
+        hash_all: HashAll = import_module(COMPILED_MODULE).hash_all
     except (ImportError, OSError):  # OSError: its library cannot be loaded
         return None
-    return mix
+    return hash_all
 
 
 def _mixed(states: np.ndarray, chains: Sequence[np.ndarray]) -> np.ndarray:
