@@ -15,7 +15,6 @@ from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
-from storage_core.store.replicas.copies import look
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume.placement import read_volumes
 from storage_core.store.volume.volumes import Volume
@@ -76,4 +75,6 @@ def former_blocks(
 
 
 def _is_whole(block: LiveBlock, volume: Volume, stream: StreamState, row: np.void) -> bool:
+    from storage_core.store.replicas.copies import look  # it loads Arrow, and what journals say needs none
+
     return not look(block, volume.blocks, stream, row=row)

@@ -92,7 +92,7 @@ def test_a_store_that_is_not_there_is_told_with_the_files_key(jstream, file: Pat
 
 def test_a_backfill_refuses_a_range_that_is_none(jstream, orders: Store, file: Path) -> None:
     for words, code, told in [
-        (("--from", "0", "--to", "5"), 2, "--from '0' is not a sequence"),
+        (("--from", "0", "--to", "5"), 2, "--from: 0 is not a sequence"),
         (("--from", "soon", "--to", "5"), 2, "--from 'soon': write a sequence, a duration before now"),
         (("--from", "1"), 2, "option --to is missing"),
         (("--from", "50", "--to", "60"), 1, "there are no messages in that range"),
