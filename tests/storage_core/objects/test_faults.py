@@ -164,7 +164,13 @@ REFUSALS: list[tuple[str, Requests, str, type[StorageError], str]] = [
     ("400 ExpiredToken", every, "open", ProcessError, "credentials.*ExpiredToken"),
     ("400 ExpiredToken", every, "append", ProcessError, "credentials.*ExpiredToken"),
     ("400 ExpiredToken", every, "read", ProcessError, "credentials.*ExpiredToken"),
-    ("403 InvalidAccessKeyId", every, "fetch", ProcessError, "credentials.*InvalidAccessKeyId"),
+    (
+        "403 InvalidAccessKeyId",
+        every,
+        "fetch",
+        ReadOnlyError,
+        "credentials.*InvalidAccessKeyId",
+    ),  # it begins with a put
     ("403 RequestTimeTooSkewed", every, "open", ProcessError, "clock.*RequestTimeTooSkewed"),
     ("400 AuthorizationHeaderMalformed", every, "open", ProcessError, "region.*AuthorizationHeaderMalformed"),
     ("301 PermanentRedirect", every, "open", ProcessError, "region.*redirect"),
