@@ -85,9 +85,10 @@ vote, because it is damaged or gone, or never came so far.
 | no majority, several contents in as many copies | the last one; in the same nanosecond the greater hash | `latest` |
 
 The order of directories does not matter. With `unsure`, `most copies` and `latest` a read fails and names the
-sequences; `failOnDataLoss=false` accepts the rule. `option("table", "damage")`, `jstream drift` and the log of a read have every
-difference and its rule. A message that no copy has whole is lost, and fails a read. So is what a torn end may have held
-behind all other copies, unless more than half of them end whole before it: then no cluster acknowledged it.
+sequences; `failOnDataLoss=false` accepts the rule. `option("table", "damage")`, `jstream drift` and the log of a read
+have every difference and its rule. A message that no copy has whole is lost, and fails a read. So is what a torn end
+may have held behind all other copies, unless more than half of them end whole before it: then no cluster acknowledged
+it.
 
 With `layout=stan` no copy says *removed*: channels have no deletes, and limits leave no trace.
 """
