@@ -45,6 +45,7 @@ from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
+HURT = (VolumeState.DAMAGED, VolumeState.ROLLED_BACK)
 WRITTEN_PER_SESSION_MAX = 64 << 20  # bytes of copies that are made in one session; one copy at least
 REPAIR_TASKS_PER_SESSION_MAX = 1024  # also those that need no copy, only a note that they were found whole
 
@@ -99,6 +100,8 @@ class Repair:
         if self._unmerged:
             self.blocks(sorted(self._unmerged), progress)
         self.sweep(names)
+        if any(status.state in HURT for status in self._metadata.statuses(self._lock_timeout_s).values()):
+            self.volumes()  # what shows only when a log is written
         take_back.tell(self._metadata, self._lock_timeout_s, recoverable)
         return self._report(recoverable)
 
@@ -112,12 +115,11 @@ class Repair:
         """
         self._reread_only_volume()
         before = self._metadata.statuses(self._lock_timeout_s)
-        hurt = (VolumeState.DAMAGED, VolumeState.ROLLED_BACK)
-        self._metadata.memory.doubt(volume_id for volume_id, status in before.items() if status.state in hurt)
+        self._metadata.memory.doubt(volume_id for volume_id, status in before.items() if status.state in HURT)
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as session:
             for volume in session.writable:
                 was = before.get(volume.volume_id)
-                if was is not None and was.state in hurt:  # the session recovered it
+                if was is not None and was.state in HURT:  # the session recovered it
                     self._note_volume(VolumeToRejoin(volume, was.state, was.reason), volume)
             missing = []
             for absent in rejoin.absent(session):
