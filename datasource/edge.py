@@ -50,7 +50,10 @@ def checks_options(function: F) -> F:
         try:
             return function(*arguments, **named)
         except ValueError as error:
-            raise _shown(option_error(error))  # noqa: B904
+            refusal = option_error(error)
+            if refusal is error:
+                raise
+            raise refusal from error
 
     return shows_code(wrapped)  # type: ignore[return-value]
 
@@ -67,9 +70,8 @@ def _shown_iterator(rows: Iterator[Any]) -> Iterator[Any]:
         raise _shown(error)  # noqa: B904
 
 
-def _shown(error: Exception) -> Exception:
-    if isinstance(error, StorageError):
-        error.shows_code = True
+def _shown(error: StorageError) -> StorageError:
+    error.shows_code = True
     if not os.environ.get("JSTREAM_TRACEBACK"):
         error.__traceback__, error.__cause__, error.__suppress_context__ = None, None, True
     return error

@@ -180,7 +180,7 @@ class Run:
         acknowledge(self._prepared.spark)
         self._report = report
         self._streams = streams_of(self._prepared.pipeline.source)
-        self._ends = {} if SAYS_LIMITS else ends_of(self._prepared.pipeline.source)
+        self._ends = {} if SAYS_LIMITS else ends_of(self._prepared.pipeline.source, self._streams)
         report("starting the query")
         try:
             main = self._start_main()
@@ -406,7 +406,8 @@ class Run:
         lag = {}
         latests = sequences_of(source.get("latestOffset"))
         if not SAYS_LIMITS:
-            latests = ends_of(self._prepared.pipeline.source)
+            read = self._prepared.pipeline.source
+            latests = ends_of(read, streams_of(read))
         for name, latest in latests.items():
             here, stream = end.get(name, 1), self._streams.get(name)
             known = len(stream.shown(here, latest)) if stream is not None else 0

@@ -143,11 +143,14 @@ def live_streams(source: Source) -> list[StreamInfo]:
     return list(servers.retrying(lambda connection: infos_of(connection, settings, must_match=False)).values())
 
 
-def ends_of(source: Source) -> dict[str, int]:
-    """Return the sequence that each stream of the source gives next; nothing for Kafka's topics."""
+def ends_of(source: Source, streams: Mapping[str, StreamState]) -> dict[str, int]:
+    """Return the sequence that each stream of the source gives next; nothing for Kafka's topics.
+
+    `streams`: what `streams_of` returned. Servers are asked.
+    """
     if source.is_live:
         return {info.name: info.next_sequence for info in live_streams(source)}
-    return {name: stream.next_sequence for name, stream in streams_of(source).items()}
+    return {name: stream.next_sequence for name, stream in streams.items()}
 
 
 def _opened(pipeline: Pipeline, place: str, volumes: list[str]) -> Store:
