@@ -135,11 +135,9 @@ def test_session_without_the_connector_is_refused_before_a_query_starts(
         ),
     ],
 )
-def test_keys_that_do_not_fit_kafka_are_refused(tmp_path: Path, tables: str, says: str) -> None:
-    file = tmp_path / "orders.toml"
-    file.write_text(f'checkpoint = "checkpoint"\n{tables}\n')
+def test_keys_that_do_not_fit_kafka_are_refused(pipeline: Callable[..., Pipeline], tables: str, says: str) -> None:
     with pytest.raises(DefinitionError, match=says):
-        load_pipeline(file)
+        pipeline(tables)
 
 
 def test_brokers_stand_in_place_of_volumes(pipeline: Callable[..., Pipeline]) -> None:

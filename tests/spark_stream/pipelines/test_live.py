@@ -8,7 +8,7 @@ import pytest
 from harness.live_server import create_stream, fill, frame, live_server
 from pyspark.sql import SparkSession
 
-from spark_stream.pipelines.config import Pipeline, load_pipeline
+from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.errors import DefinitionError
 
 SOURCE = '[source]\nstore = "nats://localhost:1"\nstream = "ORDERS"\n'
@@ -55,11 +55,9 @@ def test_pipeline_reads_a_server_and_keeps_bad_messages(
         ),
     ],
 )
-def test_keys_that_do_not_fit_a_server_are_refused(tmp_path: Path, tables: str, says: str) -> None:
-    file = tmp_path / "orders.toml"
-    file.write_text(f'checkpoint = "checkpoint"\n{tables}\n')
+def test_keys_that_do_not_fit_a_server_are_refused(pipeline: Callable[..., Pipeline], tables: str, says: str) -> None:
     with pytest.raises(DefinitionError, match=says):
-        load_pipeline(file)
+        pipeline(tables)
 
 
 def test_server_stands_in_place_of_volumes(tmp_path: Path, pipeline: Callable[..., Pipeline]) -> None:
