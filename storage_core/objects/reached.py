@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_core.deadlines import DeadlineFiles
+from storage_core.errors import RequirementError
 from storage_core.files import OS_FILES, File, Files, Lock
 from storage_core.objects.client import ObjectStore
 from storage_core.objects.files import ObjectFiles
@@ -87,8 +88,14 @@ def files_of(options: Mapping[str, Any]) -> DeadlineFiles:
 @cache
 def _files_of(options: frozenset[tuple[str, str]]) -> DeadlineFiles:
     def connect(bucket: str) -> ObjectStore:
-        from storage_core.objects.remote import RemoteObjectStore  # who has local disks never needs it
-
+        # Stores on local disks never need the client. Only here is it imported, by one module and as a whole: threads
+        # that import parts of it side by side may wait for each other.
+        try:
+            from storage_core.objects.remote import RemoteObjectStore
+        except ImportError as error:
+            raise RequirementError(
+                f"{bucket}: object stores need the package obstore: pip install 'pyspark-jstream[objectstore]'"
+            ) from error
         return RemoteObjectStore(bucket, dict(options))
 
     return DeadlineFiles(AnyFiles(OS_FILES, ObjectFiles(connect)))

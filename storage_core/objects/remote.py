@@ -20,7 +20,11 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from storage_core.errors import RequirementError, StorageError
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from storage_core.errors import StorageError
 from storage_core.objects.client import CALL_TIMEOUT_S, PART_SIZE, PARTS_AT_ONCE
 from storage_core.os_errors import UnreachableError
 from storage_core.paths import OBJECT_SCHEMES
@@ -49,8 +53,6 @@ class _Upload:
     """An object that is put in parts, by a client that repeats what fails. Of one that is dropped nothing is seen."""
 
     def __init__(self, run: Callable[[Callable[[], Any]], Any], store: Any, name: str) -> None:
-        import obstore
-
         self._run = run
         self._writer = run(
             lambda: obstore.open_writer(store, name, buffer_size=PART_SIZE, max_concurrency=PARTS_AT_ONCE)
@@ -78,16 +80,12 @@ class RemoteObjectStore:
         raise TypeError(f"{self.uri}: a client of an object store is not pickled; its address and options are")
 
     def create(self, name: str, data: bytes) -> None:
-        import obstore
-
         def create() -> None:
             obstore.put(self._store, name, data, mode="create", use_multipart=False)
 
         self._call("put", name, create, repeat=False)
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        import obstore
-
         self._call("put", name, lambda: obstore.put(self._store, name, data, use_multipart=False))
 
     def begin_put(self, name: str) -> "_Upload":
@@ -96,8 +94,6 @@ class RemoteObjectStore:
         return _Upload(partial(self._call, "put", name, repeat=False), self._retrying, name)
 
     def get(self, name: str, size: int) -> tuple[bytes, int, str]:
-        import obstore
-
         def read() -> tuple[bytes, int, str]:
             answer = obstore.get(self._store, name, options={"range": (0, size)})
             data = bytes(answer.bytes())
@@ -108,8 +104,6 @@ class RemoteObjectStore:
         return self._call("get", name, read)
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        import obstore
-
         if not ranges:
             return []
         starts, ends = zip(*ranges, strict=True)
@@ -126,13 +120,9 @@ class RemoteObjectStore:
         return self._call("get", name, read)
 
     def size(self, name: str) -> int:
-        import obstore
-
         return int(self._call("get", name, lambda: obstore.head(self._store, name)["size"]))
 
     def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int, str]]:
-        import obstore
-
         # Some stores list without order: sorted here. A prefix of object_store is one of whole path segments.
         folder = prefix.rpartition("/")[0]
 
@@ -148,8 +138,6 @@ class RemoteObjectStore:
         yield from sorted(self._call("list", prefix, read))[:count_max]
 
     def children(self, prefix: str) -> list[str]:
-        import obstore
-
         def read() -> list[str]:
             listed = obstore.list_with_delimiter(self._store, prefix.rstrip("/") or None)
             keys = [str(item["path"]) for item in listed["objects"]]
@@ -158,8 +146,6 @@ class RemoteObjectStore:
         return sorted(name[len(prefix) :] for name in self._call("list", prefix, read) if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        import obstore
-
         def remove() -> None:
             if self._deletes_singly:
                 self._delete_singly(name)
@@ -178,8 +164,6 @@ class RemoteObjectStore:
         self._call("delete", name, remove)
 
     def _delete_singly(self, name: str) -> None:
-        import obstore
-
         address = obstore.sign(self._store, "DELETE", name, timedelta(seconds=CALL_TIMEOUT_S))
         try:
             urlopen(Request(address, method="DELETE"), timeout=REQUEST_TIMEOUT_S).close()
@@ -232,8 +216,6 @@ class RemoteObjectStore:
 
     def _error(self, error: Exception, verb: str, name: str) -> Exception:
         """Return an error of the client as one of the operating system."""
-        from obstore import exceptions
-
         where, text, code = self._where(name), _plain(error), _code(error)
         if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
             return FileExistsError(errno.EEXIST, "there may be such an object", where)
@@ -312,13 +294,6 @@ def _plain(error: BaseException) -> str:
 
 
 def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
-    try:
-        from obstore.exceptions import UnknownConfigurationKeyError
-        from obstore.store import from_url
-    except ImportError as error:
-        raise RequirementError(
-            f"{uri}: object stores need the package obstore: pip install 'pyspark-jstream[objectstore]'"
-        ) from error
     scheme = uri.partition("://")[0]
     if scheme not in OBJECT_SCHEMES:
         raise ValueError(f"{uri}: {scheme!r} is no object store; valid are {', '.join(OBJECT_SCHEMES)}")
@@ -342,7 +317,7 @@ def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
     retries = {"max_retries": retry_count, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
     try:
         return from_url(uri, config=config, client_options=client, retry_config=retries)  # type: ignore[call-overload]
-    except UnknownConfigurationKeyError:
+    except exceptions.UnknownConfigurationKeyError:
         unknown = next((key for key in config if _is_unknown(uri, key)), "")
         raise ValueError(f"{uri}: unknown storage option {unknown!r}{did_you_mean(unknown, _KNOWN)}") from None
     except Exception as error:
@@ -367,12 +342,9 @@ _KNOWN = (
 
 
 def _is_unknown(uri: str, key: str) -> bool:
-    from obstore.exceptions import UnknownConfigurationKeyError
-    from obstore.store import from_url
-
     try:
         from_url(uri, config={key: ""})  # type: ignore[call-overload]
-    except UnknownConfigurationKeyError:
+    except exceptions.UnknownConfigurationKeyError:
         return True
     except Exception:
         return False

@@ -202,7 +202,8 @@ def test_settings_in_the_environment_that_are_none_are_named(
 
 
 def test_missing_extra_is_named(buckets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
+    monkeypatch.delitem(sys.modules, "storage_core.objects.remote")
+    monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(RequirementError, match=r"pip install 'pyspark-jstream\[objectstore\]'"):
         Store.open(buckets[0], storage_options={"aws_region": "nowhere-yet"})
 
