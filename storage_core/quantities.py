@@ -1,8 +1,8 @@
 """Durations, sizes and times as people write them, for options, configurations, pipelines and the command line alike.
 
-    duration  500ms, 90s, 2m, 1h30m, 1.5d; units ns, us, ms, s, m (or min), h, d; or a timedelta. Text without a unit
-              is refused: for JSON of NATS it would mean nanoseconds, for Spark seconds. A number, as in JSON, is
-              nanoseconds
+    duration  500ms, 90s, 2m, 1h30m, 1.5d, 10 minutes; units ns, us, ms, s, m (or min), h, d, and second, minute,
+              hour, day, also in the plural; or a timedelta. Text without a unit is refused: for JSON of NATS it would
+              mean nanoseconds, for Spark seconds. A number, as in JSON, is nanoseconds
     size      1048576, 64k, 64MB, 1.5GiB, in powers of 1,024 as Spark and NATS have them; without a unit bytes
     time      2026-11-21, 2026-11-21T12:00:00.5Z, 2026-11-21 12:00+01:00; without a zone UTC
 
@@ -23,7 +23,8 @@ _UNITS_NS = {
     "h": 3_600_000_000_000,
     "d": 86_400_000_000_000,
 }
-_PART = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ns|us|ms|s|min|m|h|d)\s*")
+_WORDS = {"min": "m", "minute": "m", "second": "s", "hour": "h", "day": "d"}
+_PART = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(?:(second|minute|hour|day)s?|(ns|us|ms|s|min|m|h|d))\s*")
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([kmgt]?)(?:i?b)?")
 _SIZE_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _TIME = re.compile(
@@ -70,7 +71,8 @@ def _sum_of_parts(text: str) -> int | None:
         part = _PART.match(text, at)
         if part is None:
             return None
-        unit_ns = _UNITS_NS["m" if part[2] == "min" else part[2]]
+        unit = part[2] or part[3]
+        unit_ns = _UNITS_NS[_WORDS.get(unit, unit)]
         total += int(part[1]) * unit_ns if part[1].isdigit() else round(float(part[1]) * unit_ns)
         at = part.end()
     return total if text else None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spark_stream.pipelines.summary import Summary
 
 EXIT_TERMINATED = 143  # by SIGTERM, before everything was read
+COUNTS = ("rows_in", "rows_out", "rows_dead", "rows_late")  # of a run
 
 app = typer.Typer(cls=VerbGroup, help="Pipelines: a stream, parsed and transformed, into a table or another stream.")
 
@@ -122,8 +123,8 @@ def check(
             depends = prepared.depends
         print_lines(f"{field.name} {field.dataType.simpleString()}" for field in prepared.schema.fields)
         if depends:
-            over = "" if prepared.is_row_by_row else ", over the messages of one batch"
-            say(f"note: the transformation has {depends}{over}")
+            state = "" if prepared.is_row_by_row else f"; output_mode is {pipeline.sink.output_mode!r}"
+            say(f"note: the transformation has {depends}{state}")
     say(f"{pipeline.name}: OK")
 
 
@@ -388,7 +389,9 @@ def _print_status(pipeline_status: dict[str, Any]) -> None:
             "ok" if last["ok"] else f"stopped by {last['stopped']}" if last["stopped"] else f"failed: {last['error']}"
         )
         facts = [("result", result), ("started", last["started"]), ("seconds", last["duration_s"])]
-        counts = [(name.replace("rows_", "rows "), last[name]) for name in ("rows_in", "rows_out", "rows_dead")]
+        counts = [
+            (name.replace("rows_", "rows "), last[name]) for name in ("rows_in", "rows_out", "rows_dead", "rows_late")
+        ]
         print_facts("Last run", [*facts, *counts, ("batches", last["batches"])])
     rows = [
         [stream["stream"], stream["position"], stream["end"], stream["lag"], *_consumer_cells(stream["consumer"])]

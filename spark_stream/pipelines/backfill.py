@@ -119,8 +119,8 @@ class Backfill:
             )
         if self._prepared.depends:
             raise BackfillRefusedError(
-                f"the transformation has {self._prepared.depends}, so its rows depend on which messages are in a batch "
-                "together, or on chance: the range in one batch would give other rows than the pipeline's batches do"
+                f"the transformation has {self._prepared.depends}, so its rows depend on other messages, or on chance: "
+                "the range by itself would give other rows than the pipeline does"
             )
         if self._pipeline.sink.appends or self._pipeline.dead_letters is not None:
             self._check_begun()

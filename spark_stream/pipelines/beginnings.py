@@ -59,6 +59,26 @@ class Beginnings:
             checkpoint=str(self._state.checkpoint),
         )
 
+    def check_state(self, definition: Mapping[str, Any]) -> None:
+        """Raise CheckpointError if the checkpoint has the state of another definition; else keep this one.
+
+        `definition` is empty if the transformation keeps no state.
+        """
+        offsets, known = self._state.offsets(), self._record.get("definition")
+        has_batches = offsets is not None and offsets.batch_planned >= 0
+        if has_batches and known is not None and known != definition:
+            keys = sorted(key for key in {*known, *definition} if known.get(key) != definition.get(key))
+            changed = " and ".join(keys) if known and definition else "the transformation"
+            raise CheckpointError(
+                f"{changed} has changed, and checkpoint {self._state.checkpoint} keeps the state of the aggregates as "
+                "they were: old results would mix with new ones. Change it back; or give the pipeline another "
+                'checkpoint and another table, with start = "earliest" below [source]: it makes all results anew',
+                checkpoint=str(self._state.checkpoint),
+            )
+        if known != definition:
+            self._record["definition"] = dict(definition)
+            self._state.write(STATE, self._record)
+
     def note_query(self, query_id: str) -> None:
         """Keep whose checkpoint this is, from when the query has started."""
         if self._record.get("query") != query_id or self._record.get("pipeline") != self._pipeline.name:

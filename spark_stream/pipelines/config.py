@@ -42,7 +42,8 @@ from storage_core.suggestions import did_you_mean
 
 JSON, MSGPACK, UTF8, BYTES = "json", "msgpack", "utf8", "bytes"
 DELTA, JSTREAM, PARQUET, CONSOLE = "delta", "jstream", "parquet", "console"
-APPEND, UPSERT = "append", "upsert"
+APPEND, UPSERT = "append", "upsert"  # mode of a sink
+UPDATE, COMPLETE = "update", "complete"  # output_mode of a sink; also append
 AVAILABLE_NOW, CONTINUOUS = "available-now", "continuous"
 STORE_VARIABLE = "JSTREAM_STORE"
 ENVELOPE = ("stream", "sequence", "subject", "timestamp", "headers")  # columns of the view, besides the payload's
@@ -114,6 +115,7 @@ class Transform(msgspec.Struct, frozen=True, kw_only=True):
 
     sql: str = ""
     python: str = ""  # module:function or file.py:function
+    watermark: dict[str, str] = msgspec.field(default_factory=dict)  # a column of time, and how late a message may be
 
 
 class Sink(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,10 +123,11 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["delta", "jstream", "parquet", "console"]
     mode: Literal["append", "upsert"] = "append"
+    output_mode: Literal["append", "update", "complete"] = "append"  # of aggregates: which rows a batch hands over
     path: str = ""
     table: str = ""
     key: str | list[str] = ""  # upsert: the columns that say which row it is
-    order_by: str = ""  # upsert: the column whose highest value is the row as it is now
+    order_by: str = ""  # upsert of appended rows: the column whose highest value is the row as it is now
     partition_by: str | list[str] = ""
     store: str | list[str] = ""
     stream: str = ""
@@ -251,7 +254,7 @@ def _sink(file: Path, table: object) -> Sink:
     taken = _SINK_KEYS[sink.kind]
     assert isinstance(table, Mapping), table
     for key in table:
-        if key not in ("kind", "mode", *taken):
+        if key not in ("kind", "mode", "output_mode", *taken):
             reason = f"means nothing with kind = {sink.kind!r}; valid keys are {', '.join(taken)}"
             raise DefinitionError(file, f"sink.{key}", reason)
     return sink
@@ -387,6 +390,11 @@ def _check_transform(file: Path, transform: Transform) -> None:
         path = Path(place_of(file, "transform.python", place))
         if place.endswith(".py") and not path.is_file():
             raise DefinitionError(file, "transform.python", f"{path} is not a file")
+    if len(transform.watermark) > 1:
+        columns = ", ".join(transform.watermark)
+        raise DefinitionError(file, "transform.watermark", f"names {columns}; a pipeline has a watermark on one column")
+    for column, delay in transform.watermark.items():
+        _check_duration(file, f"transform.watermark.{column}", delay)
 
 
 # Options of Spark's connector for Kafka that say what no key of [source] says.
@@ -409,11 +417,13 @@ _SINK_KEYS = {
 def _check_sink(file: Path, sink: Sink) -> None:
     if sink.mode == UPSERT and sink.kind != DELTA:
         raise DefinitionError(file, "sink.mode", f"'upsert' is for kind = 'delta'; {sink.kind} can only append")
+    _check_output_mode(file, sink)
     if sink.mode == UPSERT:
-        for key, value, why in (
-            ("key", sink.keys, "the columns that say which row it is"),
-            ("order_by", sink.order_by, "the column whose highest value is the row as it is now, such as sequence"),
-        ):
+        wanted = [("key", sink.keys, "the columns that say which row it is")]
+        if sink.output_mode == APPEND:
+            why = "the column whose highest value is the row as it is now, such as sequence"
+            wanted.append(("order_by", [sink.order_by] if sink.order_by else [], why))
+        for key, value, why in wanted:
             if not value:
                 raise DefinitionError(file, f"sink.{key}", f"is missing: mode 'upsert' needs {why}")
         for name in sink.options:
@@ -434,6 +444,25 @@ def _check_sink(file: Path, sink: Sink) -> None:
         if sink.stream:
             _check_name(file, "sink.stream", sink.stream)
         _check_subject(file, "sink.subject", sink.subject)
+
+
+def _check_output_mode(file: Path, sink: Sink) -> None:
+    """Raise DefinitionError if rows of that output mode would stand in the sink more than once."""
+    if sink.output_mode == APPEND or sink.kind == CONSOLE:
+        return
+    if sink.kind == JSTREAM and sink.output_mode == UPDATE:  # a message for each change
+        return
+    if sink.mode != UPSERT:
+        ways = 'mode = "upsert" with key, or output_mode = "append" with a watermark'
+        if sink.kind != DELTA:
+            ways = 'kind = "delta" with mode = "upsert", or output_mode = "append" with a watermark'
+        reason = (
+            f"{sink.output_mode!r} hands a result over again when it changes, and an append keeps each: take {ways}"
+        )
+        raise DefinitionError(file, "sink.output_mode", reason)
+    if sink.order_by:
+        reason = f"means nothing with output_mode = {sink.output_mode!r}: the result of a later batch is the newer one"
+        raise DefinitionError(file, "sink.order_by", reason)
 
 
 def _check_name(file: Path, key: str, name: str) -> None:
@@ -579,6 +608,11 @@ def _listed(text: str | list[str]) -> list[str]:
 def is_glob(stream: str) -> bool:
     """Return whether the name stands for all streams that match it."""
     return any(mark in stream for mark in "*?[")
+
+
+def delay_ms(delay: str) -> int:
+    """Return how many milliseconds a watermark stays behind the newest time."""
+    return parse_duration_ns(delay, "transform.watermark") // 1_000_000
 
 
 def interval_s(pipeline: Pipeline) -> float:

@@ -22,6 +22,7 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
     "jstream_etl_last_run_rows_in": (_PIPELINE, "Messages that the last run read"),
     "jstream_etl_last_run_rows_out": (_PIPELINE, "Rows that its transformation made of them"),
     "jstream_etl_last_run_rows_dead": (_PIPELINE, "Messages that it could not parse"),
+    "jstream_etl_last_run_rows_late": (_PIPELINE, "Rows that came later than the watermark and were left out"),
     "jstream_etl_next_sequence": (("pipeline", "stream"), "First sequence that the pipeline has not stored"),
 }
 
@@ -42,6 +43,7 @@ class RunCollector(Collector):
             "rows_in": run.rows_in,
             "rows_out": run.rows_out,
             "rows_dead": run.rows_dead,
+            "rows_late": run.rows_late,
         }
         for name, value in values.items():
             families.add(f"jstream_etl_last_run_{name}", value, run.pipeline)

@@ -1,11 +1,11 @@
-"""Running a pipeline: one streaming query, and a second one for dead letters where the sink leaves them no room.
+"""Running a pipeline: one streaming query, and a second one for dead letters where the first leaves them no room.
 
-    append to Delta, message by message          Delta's own streaming sink
-    Parquet                                      Spark's file sink; dead letters by a query of their own
+    append to Delta, nothing for dead letters    Delta's own streaming sink, unless the table is yet to get a column
+    Parquet                                      Spark's file sink
     everything else                              foreachBatch: each batch is stored under (pipeline, query, batch)
 
-"Message by message": nothing for dead letters, no row that depends on others of its batch, and no column that the
-table is yet to get.
+Rows that depend on several messages (aggregates.py) are made on the stream, where Spark keeps their state; all others
+where the batch is stored, beside its dead letters. Parquet and rows made on the stream have a second query for these.
 
 Whatever kills a run between two steps, the next one begins with the batch that was not finished: the same rows under
 the same identity, and what is stored already is not stored again.
@@ -28,8 +28,26 @@ from pyspark.sql.types import StructType
 from datasource.schema import check_write_schema
 from datasource.spark_versions import SAYS_LIMITS
 from spark_stream.pipelines import kafka
+from spark_stream.pipelines.aggregates import (
+    CHANCE,
+    check_state,
+    check_watermark,
+    definition_of_state,
+    dependence,
+    with_watermark,
+)
 from spark_stream.pipelines.beginnings import Beginnings
-from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, Source, interval_s
+from spark_stream.pipelines.config import (
+    APPEND,
+    COMPLETE,
+    CONTINUOUS,
+    DELTA,
+    JSTREAM,
+    PARQUET,
+    Pipeline,
+    Source,
+    interval_s,
+)
 from spark_stream.pipelines.errors import CheckpointLostError, DefinitionError, RunFailedError
 from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, explain, in_words
 from spark_stream.pipelines.identity import Identity
@@ -39,7 +57,7 @@ from spark_stream.pipelines.source import ends_of, read_stream, streams_of
 from spark_stream.pipelines.state import PipelineState, first_offsets, read_checkpoint, sequences_of
 from spark_stream.pipelines.summary import Summary
 from spark_stream.pipelines.tables import has_delta, make_table, misfit
-from spark_stream.pipelines.transform import CHANCE, Function, dependence_on_batches, load_transform, transform
+from spark_stream.pipelines.transform import Function, load_transform, transform
 from storage_core.errors import VolumeFailedError
 from storage_core.metadata.state import StreamState
 from storage_core.paths import place
@@ -89,17 +107,23 @@ class Prepared:
     fields: Fields
     function: Function
     schema: StructType  # of the rows that come out
-    depends: str  # what makes rows depend on others of their batch, or on chance; empty if nothing does
+    depends: str  # what makes rows depend on several messages, or on chance; empty if nothing does
 
     @property
     def is_row_by_row(self) -> bool:
         return self.depends in ("", CHANCE)
 
+    @property
+    def state_definition(self) -> dict[str, Any]:
+        """What the state in the checkpoint is made by; empty if there is no state."""
+        return {} if self.is_row_by_row else definition_of_state(self.pipeline, self.function)
+
     def parsed(self, messages: DataFrame) -> DataFrame:
         return parse(messages, self.pipeline.payload, self.fields)
 
     def rows(self, parsed: DataFrame) -> DataFrame:
-        return transform(self.pipeline, self.function, good(parsed, self.fields))
+        messages = with_watermark(good(parsed, self.fields), self.pipeline)
+        return transform(self.pipeline, self.function, messages)
 
 
 def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
@@ -119,12 +143,14 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
             raise DefinitionError(pipeline.file, "source.store", str(error)) from error
     made = Prepared(pipeline, spark, payload_fields(pipeline), load_transform(pipeline), StructType(), "")
     try:
-        parsed = made.parsed(no_messages(spark, pipeline.source))
+        parsed = made.parsed(_no_stream(spark, pipeline.source))
     except PySparkException as error:  # a type of the schema that the format has not
         raise DefinitionError(pipeline.file, "payload.schema", f"cannot be parsed: {explain(error)}") from error
     # Over no messages: whatever is wrong with the transformation is reported before the query starts.
+    check_watermark(pipeline, good(parsed, made.fields).schema)
     rows = made.rows(parsed)
-    made.schema, made.depends = rows.schema, dependence_on_batches(rows)
+    made.schema, made.depends = rows.schema, dependence(rows)
+    check_state(pipeline, rows, made.depends)
     _check_rows(made)
     return made
 
@@ -139,11 +165,6 @@ def _check_rows(prepared: Prepared) -> None:
             check_write_schema(schema, routed=not sink.stream)
         except ValueError as error:
             raise DefinitionError(file, "transform", f"rows for a stream: {error}") from error
-    elif sink.kind == PARQUET and not prepared.is_row_by_row:
-        reason = (
-            f"has {prepared.depends}, over one batch of messages; the Parquet sink takes rows one by one: write Delta"
-        )
-        raise DefinitionError(file, "transform", reason)
     elif sink.kind == DELTA and (problem := misfit(prepared.spark, sink, schema)):
         raise DefinitionError(file, "sink", f"{sink.path or sink.table}: {problem}")
 
@@ -157,6 +178,13 @@ _MESSAGE_SCHEMA = (
 def no_messages(spark: SparkSession, source: Source) -> DataFrame:
     """Return a DataFrame like that of the source, with no rows."""
     return spark.createDataFrame([], f"{_MESSAGE_SCHEMA}, {kafka.SCHEMA}" if source.is_kafka else _MESSAGE_SCHEMA)
+
+
+def _no_stream(spark: SparkSession, source: Source) -> DataFrame:
+    """Return a streaming DataFrame like that of the source, to be analysed and not to be run."""
+    schema = no_messages(spark, source).schema
+    columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema]
+    return spark.readStream.format("rate").load().select(*columns)
 
 
 class Run:
@@ -181,6 +209,7 @@ class Run:
         self._report = report
         self._streams = streams_of(self._prepared.pipeline.source)
         self._ends = {} if SAYS_LIMITS else ends_of(self._prepared.pipeline.source, self._streams)
+        self._beginnings.check_state(self._prepared.state_definition)
         report("starting the query")
         try:
             main = self._start_main()
@@ -210,12 +239,15 @@ class Run:
     def _start_main(self) -> StreamingQuery:
         pipeline = self._prepared.pipeline
         messages = read_stream(self._prepared.spark, pipeline.source)
-        if self._goes_through_batches():
+        if self._goes_through_batches() and self._prepared.is_row_by_row:
             return self._start(
                 messages.writeStream.foreachBatch(self._handle_batch), pipeline.checkpoint, pipeline.name
             )
         rows = self._stream_rows(messages)
         sink = pipeline.sink
+        if self._goes_through_batches():
+            writer = rows.writeStream.outputMode(sink.output_mode).foreachBatch(self._handle_rows)
+            return self._start(writer, pipeline.checkpoint, pipeline.name)
         writer = rows.writeStream.format(sink.kind).outputMode("append").options(**sink.options)
         if sink.partitions:
             writer = writer.partitionBy(*sink.partitions)
@@ -226,16 +258,17 @@ class Run:
     def _goes_through_batches(self) -> bool:
         sink = self._prepared.pipeline.sink
         if sink.kind == DELTA and sink.mode == APPEND:
-            one_by_one = self._prepared.pipeline.dead_letters is None and self._prepared.is_row_by_row
+            letters_beside = self._prepared.pipeline.dead_letters is None or not self._prepared.is_row_by_row
             # Delta's sink casts what does not fit its table in a plan of its own, which counts nothing.
-            return not one_by_one or sink.evolves
+            return not letters_beside or sink.evolves
         return sink.kind != PARQUET
 
     def _needs_letter_query(self) -> bool:
-        return self._prepared.pipeline.dead_letters is not None and not self._goes_through_batches()
+        has_no_room = not self._goes_through_batches() or not self._prepared.is_row_by_row
+        return self._prepared.pipeline.dead_letters is not None and has_no_room
 
     def _stream_rows(self, messages: DataFrame) -> DataFrame:
-        """Return the rows of a sink of Spark's or Delta's own, counted on their way."""
+        """Return the rows that are made on the stream, counted on their way."""
         parsed = self._prepared.parsed(messages)
         parsed = parsed.observe(OBSERVED, F.count(F.lit(1)).alias("rows"), F.count(REASON).alias("dead"))
         if self._prepared.pipeline.dead_letters is None:
@@ -287,6 +320,25 @@ class Run:
                 self._report(f"batch {number}: {text}")
 
             self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters, step)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _handle_rows(self, rows: DataFrame, number: int) -> None:
+        """Store rows that were made on the stream. All of them are evaluated, so that Spark keeps their state."""
+        try:
+            rows = rows.persist()
+            try:
+                self._state.check()
+                self._report(f"batch {number}: reading and aggregating")
+                row_count = rows.count()
+                if row_count or self._prepared.pipeline.sink.output_mode == COMPLETE:
+                    self._state.check()
+                    self._report(f"batch {number}: writing {row_count:,} rows to {self._prepared.pipeline.sink.kind}")
+                    identity = self._identity(self._prepared.pipeline.checkpoint, number)
+                    write_rows(rows, self._prepared.pipeline, identity, is_made_on_stream=True)
+            finally:
+                rows.unpersist()
         except Exception as error:
             self._failure = error
             raise
@@ -395,7 +447,7 @@ class Run:
             self._beginnings.look()
             self._beginnings.note_batch(batch)
             counts = self._counts.pop(batch, None) or _observed(progress)
-            self.summary.add_batch(*counts)
+            self.summary.add_batch(*counts, rows_late=_late(progress))
             source = progress["sources"][0]
             end = sequences_of(source["endOffset"])
             self.summary.cover(self._first_of(source), end)
@@ -470,6 +522,11 @@ def _stop(queries: list[StreamingQuery]) -> None:
 def _has_batch(progress: Mapping[str, Any]) -> bool:
     """Return whether the progress is of a batch that was run, and not of a trigger that found nothing."""
     return "addBatch" in progress.get("durationMs", {})
+
+
+def _late(progress: Mapping[str, Any]) -> int:
+    """Return how many rows the watermark has left out, after those of one group within a task were put together."""
+    return sum(int(operator.get("numRowsDroppedByWatermark", 0)) for operator in progress.get("stateOperators", []))
 
 
 def _observed(progress: Mapping[str, Any]) -> tuple[int, int, int]:

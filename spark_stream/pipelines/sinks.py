@@ -26,13 +26,17 @@ RFC_3339 = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
 HEADER_PREFIX = "Jstream-"  # of the headers that a dead letter has besides its own
 
 
-def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
-    """Store a batch of transformed rows in the pipeline's sink."""
+def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity, is_made_on_stream: bool = False) -> None:
+    """Store a batch of transformed rows in the pipeline's sink.
+
+    `is_made_on_stream`: Spark hands over results of aggregates in another order if the batch comes again.
+    """
     sink = pipeline.sink
     if sink.kind == CONSOLE:
         _print(rows, sink, identity)
     elif sink.kind == JSTREAM:
         rows = rows if sink.stream else _not_into_the_source(rows, pipeline)
+        rows = rows.orderBy(*rows.columns) if is_made_on_stream else rows
         append_to_stream(
             rows, sink.volumes, sink.stream, sink.subject, identity, _changed_batches(pipeline) | sink.options
         )

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from spark_stream.pipelines.config import UPSERT, Sink
+from spark_stream.pipelines.config import APPEND, COMPLETE, UPSERT, Sink
 from spark_stream.pipelines.identity import Identity
 
 TXN_APP_ID = "spark.databricks.delta.write.txnAppId"
@@ -97,24 +97,28 @@ def upsert(rows: DataFrame, sink: Sink, identity: Identity) -> None:
     """Bring a Delta table up to the newest row of each key: the one with the highest `order_by`, here or there.
 
     A row that is older than the table's is left out, so it does not matter in which order batches and backfills come.
+    Results of aggregates, one of each key, take the place of those of earlier batches; with COMPLETE the table holds
+    nothing else.
     """
     spark = rows.sparkSession
     make_table(rows, sink)
     schema = table_schema(spark, sink)
     assert schema is not None, sink
-    by_sequence = _by_sequence(rows, sink) and _SEQUENCE in schema.names
-    newest(rows, sink).createOrReplaceTempView("jstream_upsert")
+    clauses = "WHEN MATCHED THEN UPDATE SET *"
+    if sink.output_mode == APPEND:
+        by_sequence = _by_sequence(rows, sink) and _SEQUENCE in schema.names
+        clauses = f"WHEN MATCHED AND ({_is_newer(quoted(sink.order_by), by_sequence)}) THEN UPDATE SET *"
+        rows = newest(rows, sink)
+    clauses += " WHEN NOT MATCHED THEN INSERT *"
+    clauses += " WHEN NOT MATCHED BY SOURCE THEN DELETE" if sink.output_mode == COMPLETE else ""
+    rows.createOrReplaceTempView("jstream_upsert")
     target = f"delta.{quoted(sink.path)}" if sink.path else sink.table
     same = " AND ".join(f"there.{quoted(name)} <=> here.{quoted(name)}" for name in sink.keys)
     evolution = "WITH SCHEMA EVOLUTION " if sink.evolves else ""
     spark.conf.set(TXN_APP_ID, identity.app)
     spark.conf.set(TXN_VERSION, str(identity.number))
     try:
-        spark.sql(
-            f"MERGE {evolution}INTO {target} AS there USING jstream_upsert AS here ON {same} "
-            f"WHEN MATCHED AND ({_is_newer(quoted(sink.order_by), by_sequence)}) THEN UPDATE SET * "
-            "WHEN NOT MATCHED THEN INSERT *"
-        ).collect()
+        spark.sql(f"MERGE {evolution}INTO {target} AS there USING jstream_upsert AS here ON {same} {clauses}").collect()
     finally:
         spark.conf.unset(TXN_APP_ID)
         spark.conf.unset(TXN_VERSION)

@@ -18,24 +18,6 @@ from storage_core.suggestions import did_you_mean, instead
 VIEW = "messages"
 Function = Callable[[DataFrame], DataFrame]
 
-# Nodes of a plan whose rows depend on which other rows are in the same batch.
-_OF_THE_BATCH = {
-    "Aggregate": "an aggregate",
-    "Deduplicate": "a DISTINCT",
-    "DeduplicateWithinWatermark": "a DISTINCT",
-    "Distinct": "a DISTINCT",
-    "Except": "an EXCEPT",
-    "GlobalLimit": "a LIMIT",
-    "LocalLimit": "a LIMIT",
-    "Offset": "an OFFSET",
-    "Sample": "a sample",
-    "Tail": "a LIMIT",
-    "Window": "a window function",
-}
-
-
-CHANCE = "something random"
-
 
 def load_transform(pipeline: Pipeline) -> Function:
     """Return the pipeline's transformation; raises DefinitionError if the Python function is not there."""
@@ -82,20 +64,6 @@ def check_columns(pipeline: Pipeline, columns: list[str]) -> None:
                 raise DefinitionError(
                     pipeline.file, f"sink.{key}", f"no column {name!r} comes out of the transformation{near}"
                 )
-
-
-def dependence_on_batches(rows: DataFrame) -> str:
-    """Return what in the plan makes rows depend on the batch that they are in, or on chance; empty if nothing does."""
-    plan = rows._jdf.queryExecution().analyzed()
-    waiting = [plan]
-    while waiting:
-        node = waiting.pop()
-        dependence = _OF_THE_BATCH.get(node.nodeName())
-        if dependence:
-            return dependence
-        children = node.children()
-        waiting += [children.apply(at) for at in range(children.size())]
-    return "" if plan.deterministic() else CHANCE
 
 
 def _load_function(pipeline: Pipeline) -> Function:

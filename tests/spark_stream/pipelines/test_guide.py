@@ -1,4 +1,4 @@
-"""docs/guide/etl.md and docs/scheduling.md: their files are written, their commands run, in order, in one folder.
+"""Pages about pipelines, etl.md, windows.md and scheduling.md: their files are written, their commands run, in order.
 
 Blocks `sh` are commands, each of which must end well. Blocks `toml` and `py` that begin with a comment are files of
 that name.
@@ -100,6 +100,16 @@ def publish_changes(place: Path, spark: SparkSession) -> None:
         ("changes.insert", {"id": 1, "n": 10}),
         ("changes.update_postimage", {"id": 1, "n": 11}),
     ]
+
+
+def test_windows_and_totals_are_what_the_page_says(
+    place: Path, monkeypatch: pytest.MonkeyPatch, delta_spark: SparkSession
+) -> None:
+    run_page(DOCS / "guide" / "windows.md", monkeypatch)
+    (row,) = delta_spark.read.format("delta").load(str(place / "tables/sales")).collect()
+    assert (f"{row['start']:%H:%M}", row["country"], row["sales"], row["amount"]) == ("12:00", "DE", 2, 12)
+    totals = delta_spark.read.format("delta").load(str(place / "tables/countries")).collect()
+    assert [tuple(row) for row in totals] == [("DE", 21)]
 
 
 def test_the_commands_for_schedulers_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,32 @@ def test_the_table_equals_the_stream_through_ten_kills(delta_etl, delta_spark: S
     run_through_kills(delta_etl, delta_spark, 3_000, 10, random.randrange(2**32))
 
 
+@pytest.mark.soak
+def test_sums_of_windows_are_those_of_the_stream_through_six_kills(delta_etl, delta_spark: SparkSession) -> None:
+    etl, count, seed = delta_etl, 2_000, random.randrange(2**32)
+    sink = 'kind = "delta"\npath = "table"\nmode = "upsert"\noutput_mode = "update"\nkey = ["start", "id"]\n'
+    etl.define(sink, 'consumer = "warehouse"\nmax_messages = 100', letters=True)
+    windows = "FROM messages GROUP BY window(timestamp_seconds(amount), '10 minutes'), id"
+    query = f"SELECT window.start AS start, id, count(*) AS n, sum(amount) AS amount {windows}"
+    etl.file.write_text(etl.file.read_text().replace("SELECT sequence, id, amount FROM messages", query) + SETTINGS)
+    fill(etl, count)
+    dice = random.Random(seed)
+    kills_made = [kill_at_random(etl, dice, WHOM[number % 2]) for number in range(6)]
+    print(f"seed {seed}: {'; '.join(kills_made)}")
+    etl.run()
+    sums: dict[tuple[int, str], tuple[int, int]] = {}
+    for at in range(count):
+        if at % 100 != 99:
+            n, amount = sums.get((at // 600, f"o{at % 7}"), (0, 0))
+            sums[at // 600, f"o{at % 7}"] = n + 1, amount + at
+    table = delta_spark.read.format("delta").load(etl.table)
+    table = table.selectExpr("unix_timestamp(start) AS start", "id", "n", "amount")
+    stored = {(row["start"] // 600, row["id"]): (row["n"], row["amount"]) for row in table.collect()}
+    assert (stored, table.count()) == (sums, len(sums))
+    letters = [int(headers["Jstream-Sequence"]) for _, headers in etl.letters()]
+    assert sorted(letters) == [at + 1 for at in range(count) if at % 100 == 99]
+
+
 def test_a_run_that_goes_on_keeps_a_second_one_out_and_stops_between_batches(
     delta_etl, delta_spark: SparkSession
 ) -> None:

@@ -129,11 +129,6 @@ def test_check_prints_the_columns_and_changes_nothing(active) -> None:
             "sink.subject: stream DEAD takes dead.orders, not x.y",
         ),
         ("amount INT", "amount MAP<INT, INT>", "payload.schema: cannot be parsed: DATATYPE_MISMATCH"),
-        (
-            'sql = "SELECT sequence, id, amount FROM messages"\n[sink]\nkind = "console"',
-            'sql = "SELECT count(*) AS n FROM messages"\n[sink]\nkind = "parquet"\npath = "t"',
-            "transform: has an aggregate, over one batch of messages; the Parquet sink takes rows one by one",
-        ),
     ],
 )
 def test_check_tells_what_would_not_run(active, before: str, after: str, told: str) -> None:

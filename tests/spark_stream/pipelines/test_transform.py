@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_stream.pipelines.aggregates import dependence
 from spark_stream.pipelines.errors import DefinitionError
-from spark_stream.pipelines.transform import dependence_on_batches, load_transform, transform
+from spark_stream.pipelines.transform import load_transform, transform
 
 pytestmark = pytest.mark.spark
 
@@ -100,8 +101,13 @@ def test_what_cannot_work_names_its_key(pipeline, rows: DataFrame, functions: Pa
         ("SELECT * FROM (SELECT id, row_number() OVER (ORDER BY sequence) AS n FROM messages)", "a window function"),
         ("SELECT DISTINCT id FROM messages", "a DISTINCT"),
         ("SELECT * FROM messages LIMIT 1", "a LIMIT"),
+        ("SELECT a.* FROM messages a JOIN messages b USING (sequence)", "a join of messages with messages"),
+        ("SELECT * FROM messages JOIN (SELECT max(id) AS id FROM range(3)) USING (id)", ""),
         ("SELECT *, uuid() AS u FROM messages", "something random"),
     ],
 )
-def test_what_depends_on_the_batch_or_on_chance_is_found(pipeline, rows: DataFrame, sql: str, found: str) -> None:
-    assert dependence_on_batches(run(pipeline(f'[transform]\nsql = "{sql}"'), rows)) == found
+def test_what_depends_on_several_messages_or_on_chance_is_found(
+    pipeline, spark: SparkSession, sql: str, found: str
+) -> None:
+    stream = spark.readStream.format("rate").load().selectExpr("value AS sequence", "'a' AS id", "1.0D AS amount")
+    assert dependence(run(pipeline(f'[transform]\nsql = "{sql}"'), stream)) == found
