@@ -138,8 +138,8 @@ def last(
 ) -> None:
     """Print the last message of each subject; --json prints one per line."""
     with open_store(store, read_only=True) as opened:
+        from storage_core.store.arguments import check_filters
         from storage_core.store.reading.latest import latest_only
-        from storage_core.store.stream import check_filters
 
         plan = plan_messages(opened, name, None, subject, None if as_of is None else as_of + 1)
         slices = latest_only(plan.slices, check_filters(subject), on_data_loss, env=opened.environment)

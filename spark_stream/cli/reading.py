@@ -17,8 +17,8 @@ def plan_messages(
     store: "Store", stream: str, first: int | None, subject: str | None, end: int | None = None
 ) -> "ReadPlan":
     """Return a plan over sequences `[first, end)` of the stream as it is now; its one range says whose and how far."""
+    from storage_core.store.arguments import check_filters
     from storage_core.store.reading.plan import ReadRequest
-    from storage_core.store.stream import check_filters
 
     return store.plan(ReadRequest((stream,), {stream: (first, end)}, subject_filters=check_filters(subject)))
 
@@ -36,8 +36,8 @@ def read_messages(
     Raises DataLossError at what no copy has; with `on_data_loss` "continue", `report` gets its text and the rest is
     read. It also gets texts on bad copies that others stood in for.
     """
+    from storage_core.store.arguments import check_filters
     from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
-    from storage_core.store.stream import check_filters
 
     options = ReadOptions(columns, subject_filters=check_filters(subject), on_data_loss=on_data_loss)
 

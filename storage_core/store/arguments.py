@@ -1,11 +1,12 @@
 """What people give a stream or a consumer: counts, seconds and sequences, checked before the store is asked."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from storage_core import subjects as subject_rules
 from storage_core.quantities import DURATION_NS_MAX, whole_number
 from storage_core.sequences import SequenceSet, check_sequence
 
@@ -146,3 +147,23 @@ def _not_sequences(given: object) -> ValueError:
 
 def _other_stream(name: object, stream: str) -> ValueError:
     return ValueError(f"sequences: a message is of stream {name!r}, and this is stream {stream!r}")
+
+
+def check_filter(subject: object) -> str:
+    """Return the one subject filter; raises ValueError for several, or what is none."""
+    if not isinstance(subject, str):
+        raise ValueError(f"subject: {subject!r} is not a filter; one subject or filter is needed")
+    return check_filters(subject)[0]
+
+
+def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return subject filters as a tuple; raises ValueError naming one that is not well formed."""
+    if subject is None:
+        return ()
+    filters = (subject,) if isinstance(subject, str) or not isinstance(subject, Iterable) else tuple(subject)
+    for subject_filter in filters:
+        if not isinstance(subject_filter, str) or not subject_rules.is_filter(subject_filter):
+            raise ValueError(
+                f"subject: {subject_filter!r} is not a filter; tokens joined by dots, * for one and > for the rest"
+            )
+    return filters

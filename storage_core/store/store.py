@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from storage_core.store.maintenance.compaction import Compaction
     from storage_core.store.maintenance.merging import MergePolicy
     from storage_core.store.recovery.membership import Membership
+    from storage_core.store.snapshot import Snapshot
     from storage_core.store.stream import Stream
 
 CREATION_POLL_S = 0.02  # while another process or thread makes the same store
@@ -170,6 +171,16 @@ class Store(OpenStore):
             session.propose(EditStore(merged))
 
     # --- streams
+
+    def snapshot(self) -> "Snapshot":
+        """Return the store as it is now, for reads that belong together: `with store.snapshot() as view:`.
+
+        Counts, messages and configurations of all streams come from one look at the volumes, whatever is written
+        meanwhile. Raises what a look at the volumes does.
+        """
+        from storage_core.store.snapshot import Snapshot
+
+        return Snapshot(self, self.view())
 
     def stream(self, name: str) -> "Stream":
         """Return the stream; raises NotFoundError naming the nearest name."""

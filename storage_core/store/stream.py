@@ -1,41 +1,31 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from storage_core import notebook
-from storage_core import subjects as subject_rules
 from storage_core.errors import (
-    DataLossError,
     DiskFullError,
     InvalidMessageError,
-    MessageNotFoundError,
     NoQuorumError,
     NotFoundError,
     StaleIncarnationError,
     StoreBusyError,
-    holding,
 )
 from storage_core.metadata import machine
 from storage_core.metadata.commands import DeleteStream
 from storage_core.metadata.config import StreamConfig, given_keys
 from storage_core.metadata.consumer_config import ConsumerConfig
-from storage_core.metadata.reconcile import FAIL, check_policy
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import whole_number
-from storage_core.schema import read_schema
 from storage_core.sequences import SEQUENCE_MAX, check_sequence
-from storage_core.store import contents, describe
-from storage_core.store.arguments import Sequences, check_count, check_range, sequence_set
+from storage_core.store import contents
+from storage_core.store.arguments import Sequences, check_count, check_filter, sequence_set
 from storage_core.store.consumers.consumer import Consumer
-from storage_core.store.contents import Message
 from storage_core.store.ensemble.view import View
 from storage_core.store.opened import OpenStore
-from storage_core.store.reading.latest import latest_only
-from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
+from storage_core.store.snapshot import ReadableStream
 from storage_core.store.writing import incoming, removal
 from storage_core.store.writing.appends import Appended, WriterBatch
 from storage_core.store.writing.instructions import LAST_MSG_ID, LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE, Condition
@@ -57,15 +47,11 @@ class Published(NamedTuple):
     duplicate: bool
 
 
-class Stream:
-    """A named, numbered log of messages. From `Store.stream` or `Store.add_stream`."""
+class Stream(ReadableStream):
+    """A named, numbered log of messages, as it is at each call. From `Store.stream` or `Store.add_stream`."""
 
     def __init__(self, store: OpenStore, incarnation: bytes, name: str) -> None:
         self._store, self.incarnation, self.name = store, incarnation, name
-
-    def state(self) -> StreamState:
-        """Return the stream's committed state; raises StaleIncarnationError if it was deleted."""
-        return self._look()[1]
 
     def _look(self) -> tuple[View, StreamState]:
         """Return the newest view, and the stream in it."""
@@ -83,8 +69,9 @@ class Stream:
 
     @property
     def config(self) -> StreamConfig:
-        """The newest committed configuration. Each use looks at the volumes anew, as for the sequences below; `info()`
-        looks once for all of them.
+        """The newest committed configuration. Each use looks at the volumes, as for the sequences below.
+
+        `info()`, or a snapshot, looks once for all of them.
         """
         return self.state().config
 
@@ -98,15 +85,8 @@ class Stream:
         """The highest sequence ever used, 0 for none. Looks at the volumes."""
         return self.state().next_sequence - 1
 
-    def info(self) -> dict[str, Any]:
-        """Return configuration, state and replicas with the keys of the NATS JetStream API."""
-        return notebook.Info(describe.stream_info(self._store, self.state()), notebook.stream_html)
-
     def __repr__(self) -> str:
         return f"Stream({self.name!r} of {self._store!r})"
-
-    def _repr_html_(self) -> str:
-        return notebook.stream_html(self.info())
 
     # --- the stream itself
 
@@ -125,7 +105,7 @@ class Stream:
         """Return what `edit` with these keys would remove from the stream now; None for nothing."""
         from storage_core.store import edits
 
-        state = self._store.state()
+        state = self._store.view().state
         return edits.excess(self._store, state, self._in(state), self._changes(config, keys))
 
     def _changes(self, config: StreamConfig | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,105 +237,6 @@ class Stream:
         first = contents.find_msg_id(self._store, *self._look(), msg_id)
         return Published(first if first is not None else got.first, True)
 
-    # --- reading
-
-    def read(
-        self,
-        first: int | None = None,
-        end: int | None = None,
-        columns: Sequence[str] | None = None,
-        subject: str | Sequence[str] | None = None,
-        on_data_loss: str = FAIL,
-        report: Callable[[ReadDamage], None] | None = None,
-    ) -> pa.RecordBatchReader:
-        """Return a reader over sequences [first, end), in order, as batches of `read_schema(columns)`.
-
-        `on_data_loss`: at messages that are damaged or gone "fail" raises DataLossError, "continue" leaves them out.
-        `report` hears of each loss. What `repair` has declared lost stops nobody: `lost_ranges` of `info` has it.
-        """
-        first, end = check_range(first, end)
-        _check_read(columns, on_data_loss)
-        schema = read_schema(tuple(columns) if columns is not None else None)
-        filters = check_filters(subject)
-        request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
-        view, stream = self._look()
-        slices = contents.slices(self._store, stream, request, view)
-        options = ReadOptions(tuple(schema.names), subject_filters=filters, on_data_loss=on_data_loss)
-        batches = read_slices(slices, options, report, env=self._store.environment)
-        return pa.RecordBatchReader.from_batches(schema, batches)
-
-    def get(self, sequence: int) -> Message:
-        """Return one message; raises NotFoundError if there is none of that sequence, DataLossError if it is lost."""
-        return self._get(*self._look(), check_sequence("sequence", sequence))
-
-    def _get(self, view: View, state: StreamState, sequence: int) -> Message:
-        for message in contents.messages(self._store, state, sequence, sequence + 1, view=view):
-            return message
-        if sequence in state.lost:
-            raise DataLossError(
-                f"stream {self.name!r}: message {sequence} is lost: no volume has it; the stream "
-                f"{holding(state.first_sequence, state.next_sequence)}",
-                stream=self.name,
-                first=sequence,
-                end=sequence + 1,
-            )
-        was_removed = state.low_watermark > sequence or sequence in state.removed
-        raise MessageNotFoundError(self.name, sequence, was_removed, state.first_sequence, state.next_sequence)
-
-    def last(self, subject: str) -> Message:
-        """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""
-        subject_filter = _check_filter(subject)
-        view, stream = self._look()
-        sequence = contents.last_sequence_of(self._store, stream, subject_filter, view)
-        if sequence is None:
-            raise NotFoundError(f"stream {self.name!r} has no message with subject {subject!r}")
-        return self._get(view, stream, sequence)
-
-    def last_per_subject(
-        self,
-        subject: str | Sequence[str] | None = None,
-        end: int | None = None,
-        columns: Sequence[str] | None = None,
-        on_data_loss: str = FAIL,
-        report: Callable[[ReadDamage], None] | None = None,
-    ) -> pa.RecordBatchReader:
-        """Return a reader over the last message of each subject that a filter takes, in order of sequence.
-
-        `end`: as the stream was when only messages below this sequence had come, of those that are still there. All
-        else as in `read`.
-        """
-        _, end = check_range(None, end)
-        _check_read(columns, on_data_loss)
-        schema = read_schema(tuple(columns) if columns is not None else None)
-        filters, env = check_filters(subject), self._store.environment
-        request = ReadRequest((self.name,), {self.name: (None, end)}, subject_filters=filters)
-        view, stream = self._look()
-        slices = contents.slices(self._store, stream, request, view)
-        last = latest_only(slices, filters, on_data_loss, report, env)
-        batches = read_slices(
-            last, ReadOptions(tuple(schema.names), filters, on_data_loss=on_data_loss), report, env=env
-        )
-        return pa.RecordBatchReader.from_batches(schema, batches)
-
-    def first_at_time(self, time_ns: int) -> int | None:
-        """Return the first sequence whose time is not before `time_ns`; None if there is none. Raises ValueError."""
-        moment_ns = whole_number(time_ns)
-        if moment_ns is None:
-            raise ValueError(f"time_ns: {time_ns!r} is not a number of nanoseconds since 1970")
-        view, stream = self._look()
-        return contents.first_at_time(self._store, stream, moment_ns, view=view)
-
-    def subjects(self, subject: str | Sequence[str] | None = None) -> dict[str, int]:
-        """Return the subjects of the messages that a filter takes, and how many each has, sorted."""
-        view, stream = self._look()
-        return contents.subject_counts(self._store, stream, check_filters(subject), view)
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """Return the ranges [first, end) between the first and the last message whose messages are removed or lost."""
-        state = self.state()
-        missing = state.removed.clip(state.first_sequence, state.next_sequence)
-        return list(missing.union(state.lost.clip(state.first_sequence, state.next_sequence)).ranges())
-
     # --- durable consumers
 
     def add_consumer(self, config: ConsumerConfig | Mapping[str, Any] | None = None, **keys: Any) -> Consumer:
@@ -371,10 +252,6 @@ class Stream:
         consumer = Consumer(self._store, self.incarnation, self.name, name)
         consumer.look()
         return consumer
-
-    def consumers(self) -> list[str]:
-        """Return the names of the stream's consumers, sorted."""
-        return sorted(consumer.name for consumer in self.state().consumers.values())
 
     # --- removing
 
@@ -408,7 +285,7 @@ class Stream:
     ) -> RemovalPlan:
         """Return what a purge would do now; raises what it would be refused with. Takes no lock."""
         store, request = self._store, _purge(subject, keep, end, before_ns)
-        state = store.state()
+        state = store.view().state
         return removal.plan(state, self._in(state), request, store.volumes(), store.environment)
 
     def _remove(self, request: Removal) -> int:
@@ -424,18 +301,11 @@ def _purge(subject: str | None, keep: int | None, end: int | None, before_ns: in
     if keep is not None and end is not None:
         raise ValueError("purge: give keep or end, not both")
     return Removal(
-        subject=None if subject is None else _check_filter(subject),
+        subject=None if subject is None else check_filter(subject),
         keep=None if keep is None else check_count("keep", keep),
         end=None if end is None else check_sequence("end", end),
         before_ns=None if before_ns is None else check_count("before_ns", before_ns),
     )
-
-
-def _check_read(columns: Sequence[str] | None, on_data_loss: str) -> None:
-    """Raise ValueError for what cannot be asked of a read."""
-    check_policy("on_data_loss", on_data_loss)
-    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
-        raise ValueError(f"columns: {columns!r} is not a list of names")
 
 
 def _expected(
@@ -461,23 +331,3 @@ def _expected(
             raise ValueError(f"expected_{LAST_MSG_ID}: {last_msg_id!r} is not a msg_id")
         conditions.append(Condition(0, LAST_MSG_ID, last_msg_id))
     return conditions
-
-
-def _check_filter(subject: object) -> str:
-    """Return the one subject filter; raises ValueError for several, or what is none."""
-    if not isinstance(subject, str):
-        raise ValueError(f"subject: {subject!r} is not a filter; one subject or filter is needed")
-    return check_filters(subject)[0]
-
-
-def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return subject filters as a tuple; raises ValueError naming one that is not well formed."""
-    if subject is None:
-        return ()
-    filters = (subject,) if isinstance(subject, str) or not isinstance(subject, Iterable) else tuple(subject)
-    for subject_filter in filters:
-        if not isinstance(subject_filter, str) or not subject_rules.is_filter(subject_filter):
-            raise ValueError(
-                f"subject: {subject_filter!r} is not a filter; tokens joined by dots, * for one and > for the rest"
-            )
-    return filters

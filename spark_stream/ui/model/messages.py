@@ -21,11 +21,11 @@ from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
+from storage_core.store.arguments import check_filters
 from storage_core.store.contents import Message, first_at_time, slices
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
-from storage_core.store.stream import check_filters
 
 PAGE_COUNT = 50  # messages
 PAGE_COUNT_MAX = 200

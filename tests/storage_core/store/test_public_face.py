@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_jstream import Consumer, ConsumerConfig, Message, Store, Stream, StreamConfig, errors
+from storage_core.store.snapshot import ReadableStream
 
 SUBJECTS = ["orders.>"]
 
@@ -40,6 +41,40 @@ def test_exported_types_annotate_what_the_calls_return() -> None:
     assert hints["consumer"] is Consumer and hints["stream"] is Stream
     for call, kind in ((Stream.get, Message), (Stream.consumer, Consumer)):
         assert inspect.signature(call).return_annotation in (kind, kind.__name__)
+
+
+def test_a_snapshot_shows_the_store_as_it_was(store: Store, orders: Stream) -> None:
+    orders.purge(end=3)
+    with store.snapshot() as view:
+        then = view.stream("ORDERS")
+        orders.append([{"subject": "orders.paid", "data": "9"}])
+        orders.remove([4, 5])
+        orders.edit(max_msgs=100)
+        store.add_stream(name="LATER")
+        assert view.streams() == ["ORDERS"] and store.streams() == ["LATER", "ORDERS"]
+        assert (then.first_sequence, then.last_sequence, then.config.max_msgs) == (3, 8, -1)
+        assert then.read().read_all()["sequence"].to_pylist() == [3, 4, 5, 6, 7, 8]
+        assert then.subjects() == {"orders.new": 6} and then.last("orders.>").sequence == 8 and then.gaps() == []
+        assert then.info()["state"]["messages"] == 6 and then.get(4).data == b"4"
+        with pytest.raises(errors.NotFoundError, match="LATER"):
+            view.stream("LATER")
+    with store.snapshot() as later:
+        assert later.index > view.index
+        assert later.stream("ORDERS").read().read_all()["sequence"].to_pylist() == [3, 6, 7, 8, 9]
+    store.close()
+    with pytest.raises(errors.StoreClosedError):
+        then.read()
+
+
+def test_a_snapshot_looks_at_the_volumes_once(store: Store, orders: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    view_of = type(store.metadata).view
+    monkeypatch.setattr(type(store.metadata), "view", lambda self, wait: looks.append(wait) or view_of(self, wait))
+    with store.snapshot() as view:
+        then = view.stream("ORDERS")
+        assert then.read().read_all().num_rows == then.last_sequence - then.first_sequence + 1 == 8
+        assert then.subjects() == {"orders.new": 8} and view.streams() == ["ORDERS"]
+    assert len(looks) == 1
 
 
 # --- configurations
@@ -231,6 +266,7 @@ def test_an_empty_stream_is_said_to_hold_nothing(orders: Stream) -> None:
 # --- a store that is closed
 
 OF_STORE: dict[str, Callable[[Store], Any]] = {
+    "snapshot": lambda store: store.snapshot(),
     "streams": lambda store: store.streams(),
     "stream": lambda store: store.stream("ORDERS"),
     "add_stream": lambda store: store.add_stream(name="B"),
@@ -303,7 +339,7 @@ def public_calls(kind: type) -> set[str]:
 
 def test_a_closed_store_and_its_handles_refuse_every_call(store: Store, orders: Stream, consumer: Consumer) -> None:
     assert public_calls(Store) - {"close"} <= OF_STORE.keys()
-    assert public_calls(Stream) == OF_STREAM.keys()
+    assert public_calls(Stream) | public_calls(ReadableStream) == OF_STREAM.keys()
     assert public_calls(Consumer) <= OF_CONSUMER.keys()
     reader = orders.read()
     other = Store.open(store.paths)
