@@ -8,6 +8,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -19,7 +20,8 @@ from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.in_use import Writer, writers
 from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
-from storage_core.foreign.union import SEQUENCE_END, StreamCopy, UnionSlice, clip, plan_union
+from storage_core.foreign.union import StreamCopy, UnionSlice, clip, plan_union
+from storage_core.foreign.vote import SEQUENCE_END
 from storage_core.paths import labels_of
 from storage_core.sequences import SequenceSet
 from storage_core.suggestions import instead
@@ -239,7 +241,7 @@ class CopiesStore(ABC, Generic[P, E]):
                     readable.append(copy)
                 except StorageError as error:
                     damage.append(note_damage(self.layout, copy.account, copy.name, copy.path, str(error)))
-            damage += self._notes_of(readable)
+            damage += self._notes_of(copies)
             for place in readable:
                 self._consumers(place, damage.append)
             try:
@@ -333,18 +335,48 @@ class CopiesStore(ABC, Generic[P, E]):
         return readable
 
     def _notes_of(self, copies: Sequence[P]) -> list[ForeignDamage]:
-        """Return the notes of copies. What one of several cannot tell of removals is the others' to tell."""
+        """Return the notes of copies. What one of several cannot tell of removals is the others' to tell, if they lost
+        none. Where copies that cannot be read are half of all or more, nothing tells what those had.
+        """
         former = self._former(copies)
+        readable = self._readable_of(copies)
         notes = [
             note_damage(self.layout, copy.account, copy.name, copy.path, former[copy.path])
             for copy in copies
             if copy.path in former
         ]
         own = [(copy, self._notes(copy)) for copy in copies]
-        others_tell = any(copy.path not in former and not any(note.unclear for note in some) for copy, some in own)
+        others_tell = any(
+            copy.path in readable
+            and copy.path not in former
+            and not self._sure_from(readable[copy.path])
+            and not any(note.unclear for note in some)
+            for copy, some in own
+        )
+        if readable and 2 * len(readable) <= len(copies):
+            notes += [
+                note_damage(
+                    self.layout,
+                    copy.account,
+                    copy.name,
+                    copy.path,
+                    "it cannot be read, and the others are no majority: they may be of before it",
+                    unclear=True,
+                )
+                for copy in copies
+                if copy.path not in readable
+            ]
         for _, some in own:
             notes += [replace(note, unclear=note.unclear and not others_tell) for note in some]
         return notes
+
+    def _readable_of(self, copies: Sequence[P]) -> dict[str, E]:
+        """Return what the copies that can be read show, by path."""
+        states = {}
+        for copy in copies:
+            with suppress(StorageError):
+                states[copy.path] = self._state(copy)
+        return states
 
     def _state(self, place: P) -> E:
         if place.path not in self._states:

@@ -21,13 +21,12 @@ from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests, join
 from storage_core.foreign.losses import Losses, claims
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, note_damage
-from storage_core.foreign.vote import Ballot, Vote, conflicts, vote
+from storage_core.foreign.vote import SEQUENCE_END, Ballot, Vote, conflicts, vote
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 
 RANGE_SIZE_MAX = 32 << 20  # bytes of one copy's block files that a range takes in, beside one block at each end
 NOWHERE = -2  # instead of the last sequence of a copy that has none in a range
-SEQUENCE_END = 1 << 62  # parts without a known end reach it, no sequence does
 
 OnDamage = Callable[[ForeignDamage], None]
 ReadSlice = Callable[[ForeignSlice, Sequence[str], OnDamage, Files], Iterator[pa.RecordBatch]]

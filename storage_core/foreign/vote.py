@@ -27,6 +27,7 @@ from storage_core.foreign.losses import Claims, Losses, losses
 from storage_core.sequences import SequenceSet, distinct
 
 NOBODY = -1
+SEQUENCE_END = 1 << 62  # parts without a known end reach it, no sequence does
 _UNSETTLED = (1, 2, 5)  # positions in _RULES
 _RULES = (Rule.MAJORITY, Rule.MOST, Rule.LATEST, Rule.REMOVED, Rule.KEPT, Rule.UNSURE)
 
@@ -71,7 +72,7 @@ def vote(ballots: Sequence[Ballot]) -> Vote:
     row = np.arange(len(sequences))
     best_counts, best_digests = counts[row, best], digests[row, best]
     sure = sequences[:, None] >= np.array([ballot.sure_from for ballot in ballots])
-    silent = ~has & ~removed & np.stack([_lost_in(copy).mask(sequences) for copy in ballots], axis=1)
+    silent = ~removed & np.stack([_may_have_removed(copy, sequences) for copy in ballots], axis=1)
     rules = _rules(counts, best_counts, holders, (has & sure).sum(axis=1), removers, silent.sum(axis=1))
     same = has & (digests == best_digests[:, None])
     present = same & ~np.isin(rules, (*_UNSETTLED, 3))[:, None]
@@ -175,9 +176,12 @@ def _rules(
     return np.asarray(np.where(removers > sure_holders, 3, rules).astype(np.int8))
 
 
-def _lost_in(ballot: Ballot) -> SequenceSet:
-    """Return of what a copy may have said that it was removed, had it not lost its bytes."""
-    return ballot.claims.damaged.union(ballot.claims.gone_ranges).union(ballot.claims.open)
+def _may_have_removed(ballot: Ballot, sequences: np.ndarray) -> np.ndarray:
+    """Return of which sequences a copy may have said that they were removed, had it not lost its bytes."""
+    lost = ballot.claims.damaged.union(ballot.claims.gone_ranges).union(ballot.claims.open)
+    has = np.isin(sequences, ballot.shown.sequences)
+    forgot = has & (sequences < ballot.sure_from) & (ballot.sure_from < SEQUENCE_END)
+    return np.asarray(forgot | (~has & lost.mask(sequences)))
 
 
 def _versions(has: np.ndarray, digests: np.ndarray, removed: np.ndarray) -> np.ndarray:

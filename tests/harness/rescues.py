@@ -4,7 +4,8 @@
 - The table of damage, an import, a comparison of copies and the page of `jstream ui` say the same lost sequences, and
   the same of which nobody can tell whether they were removed or are lost. What is neither shown nor said was not there.
 
-What leaves no trace is no fault of a reader: a store that was cut back to how it lay there earlier (`is_earlier`).
+What leaves no trace is no fault of a reader: a store that was cut back to how it lay there earlier (`is_earlier`), and
+the first slices of a channel, gone with their indexes, as a limit drops them (`dropped`).
 
     outcome = run(kept("nats"), cases(kept("nats"), seed=0), folder, seconds=60)
     assert not outcome.findings
@@ -21,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -37,6 +38,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from datasource import source
 from spark_stream.ui.rescue import Rescue
 from storage_core.errors import StorageError
+from storage_core.files import OS_FILES
 from storage_core.foreign import ForeignDamage, ForeignStore, copies, open_foreign, read_foreign_slice
 from storage_core.foreign.nats import highwayhash, record
 from storage_core.foreign.nats.block import read_block
@@ -46,6 +48,7 @@ from storage_core.foreign.nats.scan import scan_block
 from storage_core.foreign.side_by_side import compare
 from storage_core.foreign.stan.directory import find_channels
 from storage_core.foreign.stan.record import MESSAGES
+from storage_core.foreign.stan.repeats import read_numbers
 from storage_core.foreign.stan.scan import scan_file
 from storage_core.schema import read_schema
 from storage_core.sequences import SequenceSet
@@ -74,6 +77,7 @@ class Kept:
     truth: Rows | None  # what a strict read gives; None: it raises, since the store is damaged as it is
     whole: Mapping[Path, bytes]  # its files, by path in it
     ends: Mapping[Path, frozenset[int]]  # of the files of messages: where a record ends
+    spans: Mapping[Path, tuple[int, int]] = field(default_factory=dict)  # of slices of STAN: sequences, half open
 
     def options(self, place: Path) -> dict[str, str]:
         key = {} if self.key is None else {"encryptionKey": self.key}
@@ -107,9 +111,9 @@ def _kept(layout: str, name: str, place: Path) -> Kept:
     whole = {path.relative_to(place): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
     key = KEYS.get(layout) if any(path.suffix == ".key" for path in whole) else None
     ends = {path: frozenset(some) for path, some in _record_ends(layout, place, key)}
-    store = Kept(layout, name, place, key, None, whole, ends)
+    store = Kept(layout, name, place, key, None, whole, ends, dict(_spans(place)) if layout == "stan" else {})
     try:
-        return Kept(layout, name, place, key, strict(store, place), whole, ends)
+        return replace(store, truth=strict(store, place))
     except StorageError:
         return store
 
@@ -131,6 +135,15 @@ def _record_ends(layout: str, place: Path, key: str | None) -> Iterator[tuple[Pa
                 for end in window.records.ends.tolist()
             ]
             yield Path(part.path).relative_to(place.resolve()), ends
+
+
+def _spans(place: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    for channel in find_channels([place]).channels:
+        for part in channel.slices:
+            sequences = read_numbers(channel.name, part, OS_FILES).sequences
+            if len(sequences):
+                span = int(sequences.min()), int(sequences.max()) + 1
+                yield Path(part.path).relative_to(place.resolve()), span
 
 
 # --- damage
@@ -204,6 +217,22 @@ def _lies_earlier(store: Kept, place: Path, folder: Path, blocks: list[Path]) ->
     own, content = blocks[cut], now[cut]
     is_cut = content is None or (store.whole[own].startswith(content) and len(content) in store.ends[own] | {0})
     return is_cut and all(later is None for later in now[cut + 1 :])
+
+
+def dropped(store: Kept, place: Path) -> set[tuple[str, int]]:
+    """Return the messages of first slices of channels that are gone with their indexes. The server drops them so when
+    a limit is reached, and keeps its limits in no file of the store.
+    """
+    gone: set[tuple[str, int]] = set()
+    folders: dict[Path, list[Path]] = {}
+    for path in store.spans:
+        folders.setdefault(path.parent, []).append(path)
+    for folder, slices in folders.items():
+        for path in sorted(slices, key=_number):
+            if any(_bytes(place / each) is not None for each in (path, path.with_suffix(".idx"))):
+                break
+            gone.update((folder.name, sequence) for sequence in range(*store.spans[path]))
+    return gone
 
 
 def _number(path: Path) -> int:
@@ -328,6 +357,9 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
     """Return what is wrong with the reading of a damaged store, "" if nothing."""
     earlier = is_earlier(store, place)
     truth = store.truth
+    gone = dropped(store, place)
+    if truth is not None and gone:
+        truth = {at: row for at, row in truth.items() if at not in gone}
     try:
         rows = strict(store, place)
     except StorageError:
@@ -335,7 +367,7 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
     else:
         kind = "of what lay there earlier" if earlier else "of exactly what was there"
         counts[f"strict reads {kind}"] += 1
-        if truth is None and not earlier and not _tells_nothing(store.open(place)):
+        if truth is None and not earlier and not gone and not _tells_nothing(store.open(place)):
             return "a strict read of a store that was damaged before raises no error"
         if truth is not None and not earlier and not same(rows, truth):
             more, less = sorted(rows.keys() - truth.keys()), sorted(truth.keys() - rows.keys())

@@ -6,15 +6,20 @@ What is done and what has to hold is in tests/harness/rescues.py. `JSTREAM_RESCU
 
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from harness.cases import REPORTS
-from harness.rescues import Kept, Outcome, cases, kept, run
+from harness.rescues import Kept, Outcome, cases, kept, run, strict
 
-SECONDS, CASE_COUNT = 60.0, 300
+from storage_core.errors import StorageError
+
+SECONDS, CASE_COUNT = 60.0, {"nats": 300, "nats-field": 100}
+LAYOUTS = pytest.mark.parametrize("stores", CASE_COUNT, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +29,15 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@dataclass(frozen=True)
+class Stores:
+    folder: str
+    kept: dict[str, Kept]
+
+
 @pytest.fixture(scope="module")
-def nats() -> dict[str, Kept]:
-    return kept("nats")
+def stores(request: pytest.FixtureRequest) -> Stores:
+    return Stores(request.param, kept(request.param.partition("-")[0], [request.param]))
 
 
 def finish(outcome: Outcome, what: str) -> None:
@@ -35,15 +46,28 @@ def finish(outcome: Outcome, what: str) -> None:
     assert not outcome.findings, "\n".join(outcome.findings)
 
 
-def test_damaged_jetstream_stores_are_read_exactly_or_not_at_all(nats: dict[str, Kept], folder: Path) -> None:
+@LAYOUTS
+def test_damaged_stores_are_read_exactly_or_not_at_all(stores: Stores, folder: Path) -> None:
     asked = os.environ.get("JSTREAM_RESCUES", "")
     listed = [(name, int(seed)) for name, _, seed in (one.rpartition(":") for one in asked.split(",") if one)]
-    listed = [case for case in listed if case[0] in nats]
-    finish(run(nats, iter(listed) if asked else cases(nats, 0), folder, SECONDS, CASE_COUNT), "JetStream")
+    todo = iter([case for case in listed if case[0] in stores.kept]) if asked else cases(stores.kept, 0)
+    finish(run(stores.kept, todo, folder, SECONDS, CASE_COUNT[stores.folder]), stores.folder)
 
 
 @pytest.mark.soak
-def test_damaged_jetstream_stores_for_long(nats: dict[str, Kept], folder: Path, soak_seconds: float) -> None:
+@LAYOUTS
+def test_damaged_stores_for_long(stores: Stores, folder: Path, soak_seconds: float) -> None:
     seed = int(os.environ.get("JSTREAM_RESCUES_SEED", random.SystemRandom().randrange(1 << 40)))
     print(f"rescues: from seed {seed}", flush=True)
-    finish(run(nats, cases(nats, seed), folder, soak_seconds), f"JetStream from seed {seed}")
+    finish(run(stores.kept, cases(stores.kept, seed), folder, soak_seconds), f"{stores.folder} from seed {seed}")
+
+
+def test_a_slice_overwritten_by_another_stops_a_strict_read(folder: Path) -> None:
+    """No message of the slice is left, so that a reader which counts rows alone would leave the slice out."""
+    store = kept("stan")["stan/limits-archive"]
+    place = folder / "overwritten"
+    shutil.copytree(store.place, place)
+    channel = place / "foo"
+    shutil.copy(channel / "msgs.7.dat", channel / "msgs.6.dat")
+    with pytest.raises(StorageError, match=r"msgs\.6\.dat"):
+        strict(store, place)

@@ -168,8 +168,9 @@ def _read_blocks(
         except (OSError, StorageError) as error:  # reported when the block is read for its messages
             raise_if_of_process(error)
             content = BlockContent(pa.py_buffer(b""), False, [(0, str(error))])
-        if not content.data.size and file.block_index != last_index:
-            # The server makes an empty file when it begins a block. It goes on to the next one when that is full.
+        is_begun = file.block_index == last_index and (last_index == 1 or len(stream.blocks) > 1)
+        if not content.data.size and not is_begun:
+            # The server makes an empty file when it begins a block, behind one that is full.
             content = replace(content, damage=[*content.damage, (0, "the file is empty")])
         contents.append(content)
     scans = scan_blocks([(content.data, key) for content, key in zip(contents, keys, strict=True)])

@@ -386,11 +386,13 @@ def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
             strange = strangers(window.records, (1, SEQUENCE_END))
             sequences = place_sequences(window.records, last or None, tail, strange)
             placed = np.flatnonzero(sequences)
+            if not first:
+                placed = placed[_unvouched_count(window.records.good[placed], placed, sequences[placed]) :]
             places: Sequence[int] = [stretch.offset_bytes for stretch in window.stretches if _matters(stretch.cause)]
             if len(placed):
                 begin = window.offset_bytes + int(window.records.heads[placed[0]])
                 end = window.offset_bytes + int(window.records.ends[placed[-1]])
-                front |= not first and (tail or placed[0] > 0 or any(at < begin for at in places))
+                front |= not first and bool(tail or placed[0] > 0 or any(at < begin for at in places))
                 first, last = first or int(sequences[placed[0]]), int(sequences[placed[-1]])
                 count += len(placed)
                 tail = placed[-1] + 1 < len(sequences) or any(at >= end for at in places)
@@ -404,3 +406,13 @@ def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
 
 def _matters(cause: Cause) -> bool:
     return cause not in (Cause.HARMLESS, Cause.PADDING)
+
+
+def _unvouched_count(good: np.ndarray, rows: np.ndarray, sequences: np.ndarray) -> int:
+    """Return how many records at the beginning have numbers that nothing vouches for: neither the checksum of the
+    record does, nor the number of a neighbour, so that damage may have made the number."""
+    follows = (np.diff(rows) == 1) & (np.diff(sequences) == 1)
+    vouched = good.copy()
+    vouched[1:] |= follows
+    vouched[:-1] |= follows
+    return int(np.argmax(vouched)) if vouched.any() else len(rows)

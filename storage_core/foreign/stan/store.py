@@ -146,8 +146,8 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
         return slices
 
     def _slice(self, stream: str, state: SliceState, first: int, end: int) -> ForeignSlice:
-        # A slice whose end is damaged held one message at least, and must not count as empty.
-        row_count = min(end - first, state.row_count if state.known else max(1, state.row_count))
+        # A slice answers for messages even where it has none of them, and must not count as empty.
+        row_count = min(end - first, max(1, state.row_count))
         return ForeignSlice(
             layout=LAYOUT,
             account="",
