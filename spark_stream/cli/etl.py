@@ -389,9 +389,7 @@ def _print_status(pipeline_status: dict[str, Any]) -> None:
             "ok" if last["ok"] else f"stopped by {last['stopped']}" if last["stopped"] else f"failed: {last['error']}"
         )
         facts = [("result", result), ("started", last["started"]), ("seconds", last["duration_s"])]
-        counts = [
-            (name.replace("rows_", "rows "), last[name]) for name in ("rows_in", "rows_out", "rows_dead", "rows_late")
-        ]
+        counts = [(name.replace("rows_", "rows "), last[name]) for name in COUNTS]
         print_facts("Last run", [*facts, *counts, ("batches", last["batches"])])
     rows = [
         [stream["stream"], stream["position"], stream["end"], stream["lag"], *_consumer_cells(stream["consumer"])]

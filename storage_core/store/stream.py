@@ -105,7 +105,7 @@ class Stream(ReadableStream):
         """Return what `edit` with these keys would remove from the stream now; None for nothing."""
         from storage_core.store import edits
 
-        state = self._store.view().state
+        state = self._store.state()
         return edits.excess(self._store, state, self._in(state), self._changes(config, keys))
 
     def _changes(self, config: StreamConfig | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class Stream(ReadableStream):
     ) -> RemovalPlan:
         """Return what a purge would do now; raises what it would be refused with. Takes no lock."""
         store, request = self._store, _purge(subject, keep, end, before_ns)
-        state = store.view().state
+        state = store.state()
         return removal.plan(state, self._in(state), request, store.volumes(), store.environment)
 
     def _remove(self, request: Removal) -> int:
