@@ -60,13 +60,15 @@ def test_what_is_no_time_is_refused_by_option_and_value(value: object) -> None:
         ("1.5s", 1.5),
         ("2min", 120),
         ("1d", 86_400),
+        ("1 day", 86_400),
+        ("10 Minutes", 600),
     ],
 )
 def test_duration_takes_a_unit(text: str, seconds: float) -> None:
     assert parse_duration_s("lockTimeout", text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1s", "1 day", "60", "1h30", "30m1", "m"])
+@pytest.mark.parametrize("text", ["", "soon", "-1s", "1 fortnight", "days", "60", "1h30", "30m1", "m"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="option 'lockTimeout'"):
         parse_duration_s("lockTimeout", text)

@@ -14,7 +14,8 @@ again: so a deletion or a put that arrives late hits nobody else's.
     succeed     the newest owner has ended, or all its signs have been the same for EXPIRES_S: acquire the next number,
                 look again. An owner that woke up before it saw that number has put a new sign, and is waited for until
                 it ends. Only then the former leases are swept
-    close       delete the lease, or put the mark that it is over where nothing else keeps count of the numbers
+    close       delete the lease, or put the mark that it is over where nothing else keeps count of the numbers. A lost
+                lease is always deleted: a put that was under way may have brought it back after the sweep
 
 An owner puts its sign before it looks for a higher number, and a successor creates the higher number before it looks
 at the sign: one of them sees the other. Clocks of hosts are never compared: an observer counts by a clock of its own
@@ -330,9 +331,12 @@ class Leases:
         return _encode(self._owner_id, self._since, self._machine, is_over)
 
     def _release(self, purposes: list[str]) -> None:
-        names = [LeaseName(purpose, self._names.mine.pop(purpose)) for purpose in purposes]
         mark = self._encoded(is_over=True) if self._counts_numbers else None
-        release = partial(_release, self._env.files, self._owner_id, names, mark)
+        marks = {
+            LeaseName(purpose, self._names.mine.pop(purpose)): None if purpose in self._names.lost else mark
+            for purpose in purposes
+        }
+        release = partial(_release, self._env.files, self._owner_id, marks)
         for outcome in on_each(self._env, self._volumes, release):
             if isinstance(outcome, BaseException):
                 logger.info("a lease is left to expire: %s", outcome)
@@ -487,9 +491,9 @@ def _create(files: Files, path: Path, data: bytes) -> bool:
     return True
 
 
-def _release(files: Files, owner_id: str, names: list[LeaseName], mark: bytes | None, volume: Volume) -> None:
+def _release(files: Files, owner_id: str, marks: Mapping[LeaseName, bytes | None], volume: Volume) -> None:
     """Delete leases of this owner on one volume, or put the mark that they are over in their place."""
-    for name in names:
+    for name, mark in marks.items():
         path = _path(volume, name)
         owner = read(files, path)
         if owner is None or owner.owner != owner_id:

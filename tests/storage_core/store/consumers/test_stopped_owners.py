@@ -30,6 +30,7 @@ BLOCK_COUNT = 3 * 4  # three times as many as there are archive commands at once
 # Each does one thing as an owner, then stops itself; what it prints when it goes on is what became of it.
 OWNER = """
 import os, signal, sys
+from contextlib import closing
 from storage_core.errors import StorageError
 from storage_core.store.consumers import leases
 from storage_core.store.consumers.query import QueryReader, Start, onward
@@ -52,11 +53,11 @@ def archiving():
     store.maintain()  # its first command stops it
 
 def consumer():
-    reader = QueryReader(store, "etl")
-    at = reader.begin({"orders": Start(1)})["orders"]
-    stop()
-    at = onward(store.stream_state("orders"), at, at.position.next_sequence + 1)
-    reader.acknowledge({"orders": at.position})
+    with closing(QueryReader(store, "etl")) as reader:  # a renewal that was under way when it stopped is taken back
+        at = reader.begin({"orders": Start(1)})["orders"]
+        stop()
+        at = onward(store.stream_state("orders"), at, at.position.next_sequence + 1)
+        reader.acknowledge({"orders": at.position})
 
 try:
     globals()[sys.argv[1]]()
