@@ -62,6 +62,9 @@ def export(
     objects: Annotated[
         bool, typer.Option("--objects", help="Of a bucket of objects (OBJ_...): write each object to a file in DIR.")
     ] = False,
+    base64: Annotated[
+        bool, typer.Option("--base64", help="JSON lines: write data and headers in base64, never as text.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Write over a file that is there.")] = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -70,12 +73,14 @@ def export(
     if (first is not None and since is not None) or (end is not None and until is not None):
         raise WrongUsage("--id and --since both say where to begin, --end and --until where to end: pass one of them")
     if objects:
-        if any(given is not None for given in (file_format, first, end, since, until, subject)):
+        if base64 or any(given is not None for given in (file_format, first, end, since, until, subject)):
             raise WrongUsage("--objects writes whole objects: leave options that choose messages or a format out")
         with open_store(store, read_only=True) as opened:
             _export_objects(opened, name, Path(target), json)
         return
     chosen, path = _choose(name, target, file_format)
+    if base64 and chosen != JSONL:
+        raise WrongUsage("--base64 is for JSON lines: a Parquet file has bytes as they are")
     if path is None and json:
         raise WrongUsage("--json is the report, and the messages go to stdout: pass one of them, - or --json")
     if path is not None:
@@ -89,9 +94,9 @@ def export(
             counter = _Counter(batches, int(plan.slices.rows["row_count"].sum()), progress)
             if path is None:
                 for batch in counter:
-                    write(json_lines(batch))
+                    write(json_lines(batch, base64))
             else:
-                _write_file(path, chosen, counter, force)
+                _write_file(path, chosen, counter, force, base64)
     where = "stdout" if path is None else str(path)
     size = 0 if path is None else path.stat().st_size
     report = {
@@ -211,11 +216,11 @@ class _Counter:
                 self._progress(self.count, self._total)
 
 
-def _write_file(path: Path, file_format: str, batches: _Counter, force: bool) -> None:
+def _write_file(path: Path, file_format: str, batches: _Counter, force: bool, base64: bool) -> None:
     with _new_file(path, force) as file:
         if file_format == JSONL:
             for batch in batches:
-                file.write(json_lines(batch).encode())
+                file.write(json_lines(batch, base64).encode())
         else:
             _write_parquet(file, batches)
 

@@ -12,6 +12,7 @@ import typer
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import (
     AsksNothingOption,
+    Base64Option,
     FirstOption,
     ForceOption,
     JsonOption,
@@ -53,6 +54,7 @@ def get(
     raw: RawOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
+    base64: Base64Option = False,
 ) -> None:
     """Print one message: by sequence, or the last one of a subject."""
     with open_store(store, read_only=True) as opened:
@@ -63,7 +65,7 @@ def get(
             message = stream.last(last_for)
         else:
             raise WrongUsage("pass either a sequence or --last-for SUBJECT")
-    print_message(message, Style.chosen(json, raw))
+    print_message(message, Style.chosen(json, raw, base64))
 
 
 @app.command("view")
@@ -80,11 +82,12 @@ def view(
     on_data_loss: OnDataLossOption = "fail",
     store: StoreOption = "",
     json: JsonOption = False,
+    base64: Base64Option = False,
 ) -> None:
     """Print messages in order: page by page on a terminal, else all of them; --json prints one per line."""
     if first is not None and since is not None:
         raise WrongUsage("--id and --since both say where to begin: pass one of them")
-    style = Style.chosen(json, raw)
+    style = Style.chosen(json, raw, base64)
     with open_store(store, read_only=True) as opened:
         stream = opened.stream(name)
         if since is not None:
@@ -135,6 +138,7 @@ def last(
     on_data_loss: OnDataLossOption = "fail",
     store: StoreOption = "",
     json: JsonOption = False,
+    base64: Base64Option = False,
 ) -> None:
     """Print the last message of each subject; --json prints one per line."""
     with open_store(store, read_only=True) as opened:
@@ -144,7 +148,7 @@ def last(
         plan = plan_messages(opened, name, None, subject, None if as_of is None else as_of + 1)
         slices = latest_only(plan.slices, check_filters(subject), on_data_loss, env=opened.environment)
         batches = read_messages(opened, replace(plan, slices=slices), subject, on_data_loss)
-        _print_all(batches, None, Style.chosen(json, raw))
+        _print_all(batches, None, Style.chosen(json, raw, base64))
 
 
 @app.command("subjects")

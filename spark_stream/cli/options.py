@@ -79,6 +79,9 @@ StoreOption = Annotated[
     str, typer.Option("--store", metavar="VOLUME[,VOLUME]", help=_STORE_HELP, callback=resolve_store)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
+Base64Option = Annotated[
+    bool, typer.Option("--base64", help="Print JSON with data and headers in base64, never as text.")
+]
 RawOption = Annotated[bool, typer.Option("--raw", "-r", help="Print the data only, a line break after each.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask for confirmation.")]
 DefaultsOption = Annotated[bool, typer.Option("--defaults", help="No effect; accepted for compatibility with `nats`.")]

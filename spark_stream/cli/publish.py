@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage_core import Store
+    from storage_core.appended import AppendedRange
     from storage_core.store.stream import Stream
 
 BATCH_ROWS_MAX = 10_000
@@ -248,7 +249,7 @@ def _print_published(stream: str, sequence: int, duplicate: bool, json: bool) ->
         write(f"{stream} {sequence}{' duplicate' if duplicate else ''}\n")
 
 
-def _print_appended(stream: str, got: range, json: bool) -> None:
+def _print_appended(stream: str, got: "AppendedRange", json: bool) -> None:
     if json:
         write(dumps({"stream": stream, "first": got.start, "end": got.stop}) + "\n")
     else:

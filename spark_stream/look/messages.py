@@ -8,13 +8,13 @@ Batches come with the columns PRINTED_COLUMNS. A message for people looks as the
     the data
 """
 
-from base64 import b64encode
 from collections.abc import Iterator
 from enum import Enum
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from spark_stream.look.terminal import print_json, printable, write
+from storage_core.message_json import message_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,11 +29,12 @@ class Style(Enum):
 
     PEOPLE = "people"
     JSON = "json"
+    BASE64 = "base64"  # JSON, in which data and headers are never text
     RAW = "raw"
 
     @classmethod
-    def chosen(cls, json: bool, raw: bool) -> "Style":
-        return cls.JSON if json else cls.RAW if raw else cls.PEOPLE
+    def chosen(cls, json: bool, raw: bool, base64: bool = False) -> "Style":
+        return cls.BASE64 if base64 else cls.JSON if json else cls.RAW if raw else cls.PEOPLE
 
 
 def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False) -> None:
@@ -44,15 +45,15 @@ def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False
         chunks = [(data or b"") + b"\n" for data in batch.column("data").to_pylist()]
         write(b"".join(chunks))
         return
-    if style is Style.JSON:
-        write(json_lines(batch))
+    if style in (Style.JSON, Style.BASE64):
+        write(json_lines(batch, style is Style.BASE64))
     else:
         write("".join(_paragraph(row[0] if with_stream else "", *row[1:]) for row in _rows(batch)))
 
 
-def json_lines(batch: "pa.RecordBatch") -> str:
-    """Return the messages as CONTRACT has them, one per line."""
-    return "".join(_json_line(*row[1:]) for row in _rows(batch))
+def json_lines(batch: "pa.RecordBatch", base64: bool = False) -> str:
+    """Return the messages as JSON, one per line."""
+    return "".join(_json_line(*row[1:], base64=base64) for row in _rows(batch))
 
 
 def _rows(batch: "pa.RecordBatch") -> Iterator[tuple[Any, ...]]:
@@ -65,8 +66,8 @@ def print_message(message: "Message", style: Style) -> None:
     """Print one message; as JSON it is a document of several lines."""
     if style is Style.RAW:
         write((message.data or b"") + b"\n")
-    elif style is Style.JSON:
-        print_json(message.to_json())
+    elif style in (Style.JSON, Style.BASE64):
+        print_json(message.to_json(style is Style.BASE64))
     else:
         headers = [{"key": key, "value": value} for key, value in message.headers or ()]
         time = show_time(message.timestamp_ns)
@@ -88,15 +89,12 @@ def show_time(time_ns: int) -> str:
     return show_times(pa.array([time_ns], pa.int64()))[0]
 
 
-def _json_line(sequence: int, subject: str, headers: list[dict[str, Any]] | None, data: bytes | None, time: str) -> str:
-    """Return the message as CONTRACT has it, the same that `Message.to_json` gives, on one line."""
-    encoded = [[header["key"], _base64(header["value"])] for header in headers or ()]
-    shown = {"subject": subject, "seq": sequence, "time": time, "headers": encoded, "data": _base64(data)}
-    return dumps(shown) + "\n"
-
-
-def _base64(value: bytes | None) -> str | None:
-    return None if value is None else b64encode(value).decode()
+def _json_line(
+    sequence: int, subject: str, headers: list[dict[str, Any]] | None, data: bytes | None, time: str, *, base64: bool
+) -> str:
+    """Return the message on one line, with the keys that `Message.to_json` gives."""
+    pairs = [(header["key"], header["value"]) for header in headers or ()]
+    return dumps(message_fields(subject, sequence, time, pairs, data, base64)) + "\n"
 
 
 def _paragraph(

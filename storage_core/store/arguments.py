@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import subjects as subject_rules
+from storage_core.appended import AppendedRange
 from storage_core.quantities import DURATION_NS_MAX, whole_number
 from storage_core.sequences import SequenceSet, check_sequence
 
@@ -76,6 +77,8 @@ def sequence_set(sequences: object, stream: str) -> SequenceSet:
         return _in_array(_column(sequences, stream))
     if isinstance(sequences, np.ndarray):
         return _in_array(sequences)
+    if isinstance(sequences, AppendedRange):
+        sequences = range(sequences.start, sequences.stop)
     if isinstance(sequences, range) and sequences.step == 1:
         if not sequences:
             return SequenceSet.empty()

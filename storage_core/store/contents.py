@@ -1,6 +1,5 @@
 """Questions about what a stream holds: one message, the last of a subject, subjects with counts, times."""
 
-import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
 from storage_core.errors import DataLossError, StaleIncarnationError, UnavailableError
+from storage_core.message_json import message_fields
 from storage_core.metadata.reconcile import FAIL
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
@@ -36,16 +36,10 @@ class Message:
     headers: list[tuple[str, bytes | None]] | None
     data: bytes | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the message in the JSON shape of the command line."""
-        headers = [[key, _base64(value)] for key, value in self.headers or []]
-        return {
-            "subject": self.subject,
-            "seq": self.sequence,
-            "time": rfc3339(self.timestamp_ns),
-            "headers": headers,
-            "data": _base64(self.data),
-        }
+    def to_json(self, base64: bool = False) -> dict[str, Any]:
+        """Return the message in the JSON shape of the command line; `base64`: data and headers are never text."""
+        time = rfc3339(self.timestamp_ns)
+        return message_fields(self.subject, self.sequence, time, self.headers or (), self.data, base64)
 
 
 def messages(
@@ -159,7 +153,3 @@ def slices(
     if plan.ranges[0].incarnation != stream.incarnation:
         raise StaleIncarnationError(f"stream {stream.name!r} was deleted and made again", stream=stream.name)
     return plan.slices
-
-
-def _base64(value: bytes | None) -> str | None:
-    return None if value is None else base64.b64encode(value).decode()

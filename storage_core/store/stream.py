@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from storage_core.appended import AppendedRange
 from storage_core.errors import (
     DiskFullError,
     InvalidMessageError,
@@ -124,8 +125,10 @@ class Stream(ReadableStream):
 
     def append(
         self, table: incoming.Given, writer: WriterBatch | None = None, expected_last_sequence: int | None = None
-    ) -> range:
+    ) -> AppendedRange:
         """Append messages in write columns, atomically and durably; return the range of sequences they got.
+
+        The range has `stored` and `duplicates`, the numbers of messages that the stream took and that it had already.
 
         Takes a table of pyarrow, pandas, polars or DuckDB (anything with `__arrow_c_stream__`), an iterable of tables
         that may be larger than memory, or an iterable of dicts, a message each.
@@ -136,7 +139,10 @@ class Stream(ReadableStream):
         not taken,
         StaleIncarnationError if the stream was deleted, also if another one has its name now.
         """
-        return self._range(self._append(table, writer, _expected(expected_last_sequence)))
+        got = self._append(table, writer, _expected(expected_last_sequence))
+        duplicates = got.duplicate_count if got is not None else 0
+        sequences = self._range(got)
+        return AppendedRange(sequences, len(sequences) - duplicates, duplicates)
 
     def restore(self, batches: Iterable[pa.RecordBatch], writer: WriterBatch) -> range:
         """Append messages that were stored before; return the range of sequences that the stream has them in.

@@ -315,9 +315,19 @@ def message_json(site: Site, query: Query, name: str, sequence: int) -> dict[str
         message.subject,
         message.timestamp_ns,
         message.headers,
-        message.data[:API_SIZE_MAX] if message.data is not None else None,
+        _bounded(message.data),
     )
     return {**cut.to_json(), "size": size, "cut": size > API_SIZE_MAX}
+
+
+def _bounded(data: bytes | None) -> bytes | None:
+    """Return the first API_SIZE_MAX bytes; a character of UTF-8 is not cut in two, so that text stays text."""
+    if data is None or len(data) <= API_SIZE_MAX:
+        return data
+    end = API_SIZE_MAX
+    while end > API_SIZE_MAX - 3 and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return data[:end]
 
 
 def _header(value: bytes | None) -> str | None:

@@ -124,3 +124,15 @@ def test_a_link_is_followed_to_the_file_that_is_written_over(jstream, orders: St
     assert jstream("export", "ORDERS", link).code == 1
     jstream.done("export", "ORDERS", link, "--force")
     assert link.is_symlink() and len(target.read_text().splitlines()) == 4
+
+
+def test_text_is_text_and_base64_is_asked_for(jstream, orders: Store) -> None:
+    orders.stream("ORDERS").append([{"subject": "orders.new", "data": b"\xff", "headers": {"k": "v"}}])
+    exported = [json.loads(line) for line in jstream.done("export", "ORDERS", "-", "--id", 6).splitlines()]
+    assert exported[-1].items() >= {"headers": [["k", "v"]], "data": "/w==", "base64": ["data"]}.items()
+    assert not any("base64" in message for message in exported[:-1])
+    encoded = [json.loads(line) for line in jstream.done("export", "ORDERS", "-", "--base64").splitlines()]
+    assert all(message["base64"] == ["headers", "data"] for message in encoded)
+    assert [json.loads(line) for line in jstream.done("stream", "view", "ORDERS", "--base64").splitlines()] == encoded
+    assert json.loads(jstream.done("stream", "get", "ORDERS", 1, "--base64")) == encoded[0]
+    assert jstream("export", "ORDERS", "out.parquet", "--base64").code == 2

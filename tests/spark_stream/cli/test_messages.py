@@ -82,6 +82,7 @@ def test_each_line_of_a_view_is_what_get_says_as_json(jstream, orders) -> None:
         json.loads(jstream.done("stream", "get", "ORDERS", json.loads(line)["seq"], "--json")) for line in lines
     ]
     assert json.loads(lines[-1])["headers"] == [["a", None], ["a", "/w=="]]
+    assert json.loads(lines[-1])["base64"] == ["headers"]
     assert json.loads(lines[-1])["data"] is None
 
 
