@@ -14,7 +14,6 @@ from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from spark_stream.look.terminal import print_json, printable, write
-from storage_core.message_json import message_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,6 +92,8 @@ def _json_line(
     sequence: int, subject: str, headers: list[dict[str, Any]] | None, data: bytes | None, time: str, *, base64: bool
 ) -> str:
     """Return the message on one line, with the keys that `Message.to_json` gives."""
+    from storage_core.message_json import message_fields
+
     pairs = [(header["key"], header["value"]) for header in headers or ()]
     return dumps(message_fields(subject, sequence, time, pairs, data, base64)) + "\n"
 
