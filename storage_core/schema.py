@@ -33,6 +33,7 @@ READ_SCHEMA = pa.schema(
     ]
 )
 TIMESTAMP_NS_FIELD = pa.field("timestamp_ns", pa.int64())  # offered to readers who name it
+FILE_SCHEMA = READ_SCHEMA.append(TIMESTAMP_NS_FIELD)  # of a Parquet file, which gives a message back as it was
 
 READ_FIELDS = {field.name: field for field in [*READ_SCHEMA, TIMESTAMP_NS_FIELD]}
 

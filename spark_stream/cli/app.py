@@ -76,7 +76,9 @@ PANELS = {
     "Backups, and stores of other servers": [
         Command("backup", "backup:backup", "Make a backup, or resume one that was interrupted."),
         Command("restore", "backup:restore", "Restore a store, or single streams, from a backup."),
-        Command("import", "import_:app", "Import streams of another server's store."),
+        Command(
+            "import", "import_:app", "Import files of messages, and streams of another server's store.", "import_files"
+        ),
         Command("mirror", "mirror:mirror", "Mirror streams of running NATS servers."),
     ],
     "Pipelines": [

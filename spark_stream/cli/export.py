@@ -196,9 +196,9 @@ def _plan(
 
 
 def _read_columns() -> tuple[str, ...]:
-    from storage_core.schema import READ_SCHEMA
+    from storage_core.schema import FILE_SCHEMA
 
-    return tuple(READ_SCHEMA.names)
+    return tuple(FILE_SCHEMA.names)
 
 
 class _Counter:
@@ -253,14 +253,14 @@ def _write_parquet(file: "IO[bytes]", batches: _Counter) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    from storage_core.schema import READ_SCHEMA
+    from storage_core.schema import FILE_SCHEMA
 
     gathered: list[pa.RecordBatch] = []
-    with ParquetWriter(file, READ_SCHEMA, compression="zstd") as writer:
+    with ParquetWriter(file, FILE_SCHEMA, compression="zstd") as writer:
         for batch in batches:
             gathered.append(batch)
             if sum(batch.nbytes for batch in gathered) >= ROW_GROUP_SIZE:
-                writer.write_table(pa.Table.from_batches(gathered, READ_SCHEMA))
+                writer.write_table(pa.Table.from_batches(gathered, FILE_SCHEMA))
                 gathered = []
         if gathered:
-            writer.write_table(pa.Table.from_batches(gathered, READ_SCHEMA))
+            writer.write_table(pa.Table.from_batches(gathered, FILE_SCHEMA))

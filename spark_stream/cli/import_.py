@@ -49,7 +49,7 @@ _COLUMNS = (
     "replicas",
 )
 
-app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
+app = typer.Typer(cls=VerbGroup, help="Import files of messages, and streams of another server's store.")
 
 DirectoriesArgument = Annotated[
     list[str], typer.Argument(metavar="DIR", help="Directory of the store, or of a part of it; several: replicas.")

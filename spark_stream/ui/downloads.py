@@ -21,7 +21,7 @@ from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, Wanted
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.metadata.reconcile import CONTINUE
-from storage_core.schema import READ_SCHEMA
+from storage_core.schema import FILE_SCHEMA
 from storage_core.store.contents import first_at_time, slices
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
@@ -55,7 +55,7 @@ def download(site: Site, query: Query, name: str) -> Response:
         first = first_at_time(store, stream, time_ns, REPORT) or end
     if first is None:
         first = max(stream.first_sequence, end - (MESSAGE_COUNT_MAX if wanted.is_all else SEARCH_ROW_COUNT))
-    columns = PRINTED_COLUMNS if kind == "jsonl" else tuple(READ_SCHEMA.names)
+    columns = PRINTED_COLUMNS if kind == "jsonl" else tuple(FILE_SCHEMA.names)
     request = ReadRequest((name,), {name: (first, max(first, end))}, subject_filters=wanted.subjects)
     options = ReadOptions(columns, subject_filters=wanted.subjects, on_data_loss=CONTINUE)
     batches = read_slices(slices(store, stream, request), options, env=store.environment)
@@ -119,9 +119,9 @@ def _write_lines(file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
 
 
 def _write_parquet(file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
-    with ParquetWriter(file, READ_SCHEMA, compression="zstd") as writer:
+    with ParquetWriter(file, FILE_SCHEMA, compression="zstd") as writer:
         for batch in batches:
-            writer.write_table(pa.Table.from_batches([batch], READ_SCHEMA))
+            writer.write_table(pa.Table.from_batches([batch], FILE_SCHEMA))
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:

@@ -15,10 +15,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage_core.errors import (
+    DiskFullError,
     NoQuorumError,
     ProcessError,
     ReadOnlyError,
     StorageError,
+    StoreBusyError,
     StoreClosedError,
     StreamNotFoundError,
 )
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from storage_core.store.writing.limits import Limits
     from storage_core.store.writing.per_subject import SubjectIndex
     from storage_core.store.writing.removal import Removal
-    from storage_core.store.writing.staging import StagedBlock, Transaction
+    from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -281,6 +283,44 @@ class OpenStore:
             ),
             if_refused,
         )  # fmt: skip
+
+    def store_all(
+        self,
+        transaction: "Transaction",
+        stagers: "Sequence[Stager]",
+        write: Callable[[], None],
+        writer: "WriterBatch | None" = None,
+        expected: "Sequence[Condition]" = (),
+    ) -> "CommitResult":
+        """Let `write` give messages to the transaction's stagers, and commit them; an error of either takes them back.
+
+        What cannot be asked after a failed commit is left where it is.
+        """
+        from storage_core.store.writing.transactions import OutdatedTransaction
+
+        def discard() -> None:
+            for stager in stagers:
+                stager.discard()
+
+        try:
+            write()
+            staged = [block for stager in stagers for block in stager.finish()]
+        except BaseException:
+            discard()
+            raise
+        try:
+            return self.commit(transaction, staged, writer, if_refused=discard, expected=expected)
+        except (StoreBusyError, DiskFullError, NoQuorumError, OutdatedTransaction):
+            # Nothing was stored, and asking would meet the same once more.
+            discard()
+            raise
+        except BaseException as error:
+            if not all(stager.is_discarded for stager in stagers):
+                try:
+                    self.abort(transaction)
+                except Exception as second:
+                    error.__context__ = second
+            raise
 
     def abort(self, transaction: "Transaction") -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""

@@ -7,12 +7,9 @@ import pyarrow as pa
 
 from storage_core.appended import AppendedRange
 from storage_core.errors import (
-    DiskFullError,
     InvalidMessageError,
-    NoQuorumError,
     NotFoundError,
     StaleIncarnationError,
-    StoreBusyError,
 )
 from storage_core.metadata import machine
 from storage_core.metadata.commands import DeleteStream
@@ -189,31 +186,12 @@ class Stream(ReadableStream):
     ) -> Appended | None:  # fmt: skip
         target, hashed = transaction.targets[self.name], writer is not None
         stager = Stager(transaction, target, 0, env=self._store.environment, hashed=hashed, restores=restores)
-        try:
+
+        def write() -> None:
             for batch in incoming.batches(self.name, table):
                 stager.write(batch)
-            staged = stager.finish()
-        except BaseException:
-            stager.discard()
-            raise
-        try:
-            result = self._store.commit(transaction, staged, writer, if_refused=stager.discard, expected=expected)
-        except (StoreBusyError, DiskFullError, NoQuorumError, OutdatedTransaction):
-            # Nothing was stored, and asking would meet the same once more.
-            stager.discard()
-            raise
-        except BaseException as error:
-            if not stager.is_discarded:
-                self._give_up(transaction, error)
-            raise
-        return result.appended.get(self.name)
 
-    def _give_up(self, transaction: Transaction, error: BaseException) -> None:
-        """After a failed commit: ask, then clean; what cannot be asked is left where it is."""
-        try:
-            self._store.abort(transaction)
-        except Exception as second:
-            error.__context__ = second
+        return self._store.store_all(transaction, [stager], write, writer, expected).appended.get(self.name)
 
     def publish(
         self,

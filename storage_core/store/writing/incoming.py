@@ -90,7 +90,7 @@ def _of_arrow(table: ArrowStream) -> Iterator[pa.RecordBatch]:
     try:
         reader = pa.RecordBatchReader.from_stream(table)
         index = [name for name in reader.schema.names if _INDEX_OF_PANDAS.fullmatch(name)]
-        kept = pa.schema([field for field in _without_dictionaries(reader.schema) if field.name not in index])
+        kept = pa.schema([field for field in without_dictionaries(reader.schema) if field.name not in index])
         check_write_schema(kept, with_stream=False)
         for batch in reader:
             yield _decoded(batch.drop_columns(index) if index else batch)
@@ -98,7 +98,7 @@ def _of_arrow(table: ArrowStream) -> Iterator[pa.RecordBatch]:
         raise ValueError(f"append: {type(table).__name__} gives no table: {error}") from error
 
 
-def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+def without_dictionaries(schema: pa.Schema) -> pa.Schema:
     """Return the schema with the type of the values for categories, as pandas, polars and DuckDB's enums have them."""
     fields = [
         field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema
@@ -107,7 +107,7 @@ def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    plain = _without_dictionaries(batch.schema)
+    plain = without_dictionaries(batch.schema)
     return batch if plain.equals(batch.schema) else batch.cast(plain)
 
 

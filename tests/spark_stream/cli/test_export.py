@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core import Store
-from storage_core.schema import READ_SCHEMA
+from storage_core.schema import FILE_SCHEMA
 
 
 def names(folder: Path) -> list[str]:
@@ -20,8 +20,8 @@ def test_parquet_has_the_columns_and_messages_of_a_read(jstream, orders: Store, 
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err.startswith(f"exported 4 messages of stream ORDERS to {tmp_path}/out.parquet (")
     found = pq.read_table(tmp_path / "out.parquet")
-    assert found.schema.equals(READ_SCHEMA)
-    assert found.equals(orders.stream("ORDERS").read().read_all())
+    assert found.schema.equals(FILE_SCHEMA)
+    assert found.equals(orders.stream("ORDERS").read(columns=FILE_SCHEMA.names).read_all())
     assert "out.parquet" in names(tmp_path)
     assert not any(name.endswith(".unfinished") for name in names(tmp_path))
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(jstream, orders: Store, tmp_
 def test_an_empty_stream_becomes_an_empty_file_with_the_schema(jstream, store: Store, tmp_path: Path) -> None:
     store.add_stream({"name": "NONE"})
     jstream.done("export", "NONE", tmp_path / "none.parquet")
-    assert pq.read_table(tmp_path / "none.parquet").equals(READ_SCHEMA.empty_table())
+    assert pq.read_table(tmp_path / "none.parquet").equals(FILE_SCHEMA.empty_table())
 
 
 def test_damage_leaves_no_file_behind_and_can_be_skipped(trio, replicated: Store, blocks_on, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from harness.served_ui import Answer, Browser
 
 from spark_stream.ui import downloads
 from storage_core import Store
-from storage_core.schema import READ_SCHEMA
+from storage_core.schema import FILE_SCHEMA
 
 
 def sequences(answer: Answer) -> list[int]:
@@ -21,7 +21,7 @@ def sequences(answer: Answer) -> list[int]:
     if answer.headers["content-type"].startswith("application/x-ndjson"):
         return [json.loads(line)["seq"] for line in answer.text.splitlines()]
     table = pyarrow.parquet.read_table(io.BytesIO(answer.body))
-    assert table.schema.equals(READ_SCHEMA)
+    assert table.schema.equals(FILE_SCHEMA)
     return table.column("sequence").to_pylist()
 
 
