@@ -161,6 +161,7 @@ def _clear(begun: Sequence[Begun], env: Environment) -> None:
 
 
 def _check_empty(paths: Sequence[Path], env: Environment) -> None:
+    creation.check_outside(paths, env)
     for path in paths:
         if env.files.is_directory(path):
             creation.check_empty(path, env)

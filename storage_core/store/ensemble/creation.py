@@ -43,6 +43,7 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     paths = [real_place(path) for path in paths]  # a volume may be a link; below it none is followed
     if is_in_object_store(paths[0]):
         return _create_remote(paths, settings, env)
+    check_outside(paths, env)
     finished = _finished_before(paths, settings, env)
     if finished is not None:
         return finished
@@ -330,6 +331,17 @@ def is_free(path: Path, env: Environment) -> bool:
     if is_remote:
         return all(name == log.DIRECTORY or name.startswith(object_probe.NAME_PREFIX) for name in names)
     return CREATING in names or not names - {locks.FILE_NAME, *probe.NAMES}
+
+
+def check_outside(paths: Sequence[Path], env: Environment) -> None:
+    """Raise AlreadyExistsError if a directory lies within a volume of a store, and would be lost with it."""
+    for path in paths:
+        for parent in real_place(path).parents:
+            try:
+                env.files.file_size(parent / volume_file.FILE_NAME)
+            except OSError:
+                continue
+            raise AlreadyExistsError(f"{path} lies within {parent}, a volume of a store: take one outside of it")
 
 
 def check_empty(path: Path, env: Environment) -> None:

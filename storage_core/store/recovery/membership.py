@@ -239,6 +239,8 @@ class Membership:
             if known in path.parents or path in known.parents:
                 raise ValueError(f"volumes: {path} and {known} lie within each other; each is a directory of its own")
         names = self._listed(path)
+        if not is_in_object_store(path):
+            creation.check_outside([path], self._env)
         if identity.FILE_NAME in names:
             raise AlreadyExistsError(f"{path} holds a volume already, of this store before or of another one")
         if names:

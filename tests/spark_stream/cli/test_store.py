@@ -29,6 +29,26 @@ def test_a_store_is_not_made_twice(jstream) -> None:
     assert jstream("store", "info").code == 0
 
 
+def test_no_volume_is_made_within_a_volume_of_another_store(jstream, tmp_path: Path) -> None:
+    other, link, backup = tmp_path / "other", tmp_path / "link", tmp_path / "backup"
+    jstream.done("store", "create", other)
+    link.symlink_to(jstream.volume)
+    jstream.done("backup", backup)
+    before = sorted(jstream.volume.rglob("*"))
+    for words in (
+        ("store", "create", jstream.volume / "inner"),
+        ("store", "create", tmp_path / "a", tmp_path / "b", jstream.volume / "new" / "inner"),
+        ("store", "create", link / "metadata" / "inner"),
+        ("restore", backup, jstream.volume / "inner", "--force"),
+        ("cluster", "volume", "add", tmp_path / "c", jstream.volume / "inner", "--store", other),
+    ):
+        outcome = jstream(*words)
+        assert outcome.code == 1, outcome
+        assert f"lies within {jstream.volume}, a volume of a store" in outcome.err
+        assert sorted(jstream.volume.rglob("*")) == before
+        assert not (tmp_path / "a").exists()
+
+
 def test_a_setting_out_of_bounds_is_wrong_usage(jstream, tmp_path: Path) -> None:
     outcome = jstream("store", "create", tmp_path / "new", "--snapshot-every", 0, with_store=False)
     assert outcome.code == 2
