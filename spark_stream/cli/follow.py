@@ -23,18 +23,20 @@ from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import JsonOption, OnDataLossOption, RawOption, SinceOption, StoreOption, open_store
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
+from spark_stream.cli.verify import progress_bar
 from spark_stream.look.messages import Style, print_batch
 from spark_stream.look.terminal import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_stream.look.search import MessageFilter
     from storage_core import Store
     from storage_core.store.reading.plan import ReadPlan
     from storage_core.store.stream import Stream
 
 POLL_INTERVAL_S = 0.2
-LAST_WINDOW = 1024  # sequences that are looked at first for the last N messages; doubled until they are enough
+LAST_WINDOW, LAST_WINDOW_MAX = 1024, 1 << 18  # sequences that are looked at for the last N messages, first and at most
 TAKEN_COUNT_MAX = 5  # streams, and filters of each, in the error for a subject that none takes
 
 
@@ -158,6 +160,8 @@ def subscribe(
         if start_sequence is not None and len(streams) > 1:
             names = ", ".join(stream.name for stream in streams)
             raise WrongUsage(f"--start-sequence is one stream's, but {subject} is in {names}: pass --stream")
+        from spark_stream.look.search import MessageFilter
+
         since_ns = None if since is None else parse_since_ns(since, "--since", time.time_ns())
         positions = []
         for followed in streams:
@@ -166,7 +170,7 @@ def subscribe(
             elif since_ns is not None:
                 first = followed.first_at_time(since_ns) or followed.last_sequence + 1
             else:
-                first = first_of_last(followed, last or 0, subject)
+                first = first_of_last(opened, followed.name, last or 0, MessageFilter.of(subject or ""), on_data_loss)
             positions.append(Position(followed.name, followed.incarnation, first))
         say(f"following {', '.join(position.stream for position in positions)}; Ctrl-C ends it")
         style = Style.chosen(json, raw)
@@ -182,28 +186,42 @@ def print_following(
     on_data_loss: str,
     joins: bool = False,
     wait: Callable[[], None] = lambda: time.sleep(POLL_INTERVAL_S),
+    chosen: Callable[["pa.RecordBatch"], "pa.RecordBatch"] = lambda batch: batch,
 ) -> None:
-    """Print what the streams hold from `positions` on, and what arrives, up to `count_max` messages."""
+    """Print what the streams hold from `positions` on, and what arrives, up to `count_max` messages.
+
+    `chosen`: leaves in a batch what is to be printed.
+    """
     follower = Follower(store, positions, subject, on_data_loss, joins)
     many = joins or len(positions) > 1
     left = count_max
-    for batch in follower.batches(wait):
+    for batch in map(chosen, follower.batches(wait)):
         print_batch(batch if left is None else batch.slice(0, left), style, with_stream=many)
         if left is not None and (left := left - batch.num_rows) <= 0:
             return
 
 
-def first_of_last(stream: "Stream", count: int, subject: str | None) -> int:
-    """Return the sequence from which on the stream shows `count` messages of the subject, as it is now."""
-    end, window = stream.last_sequence + 1, max(count, LAST_WINDOW)
-    while count:
-        first = max(1, end - window)
-        sequences = stream.read(first=first, end=end, columns=["sequence"], subject=subject).read_all()["sequence"]
-        if len(sequences) >= count:
-            return int(sequences[len(sequences) - count].as_py())
-        if first == 1:
-            return 1
-        window *= 2
+def first_of_last(
+    store: "Store", stream: str, count: int, wanted: "MessageFilter", on_data_loss: str, first: int = 1
+) -> int:
+    """Return the sequence from which on the stream shows `count` wanted messages, from `first` on."""
+    import pyarrow as pa
+
+    bounds = plan_messages(store, stream, first, None).ranges[0]
+    end, window = bounds.end, max(count, LAST_WINDOW)
+    with progress_bar("searched backwards") as progress:
+        while count and end > bounds.first:
+            begin = max(bounds.first, end - window)
+            plan = plan_messages(store, stream, begin, wanted.subjects, end)
+            columns = wanted.columns("sequence")
+            batches = read_messages(store, plan, wanted.subjects, on_data_loss, lambda text: None, columns)
+            chosen = [wanted.chosen(batch).column("sequence") for batch in batches]
+            sequences = pa.chunked_array(chosen, pa.int64())
+            if len(sequences) >= count:
+                return int(sequences[len(sequences) - count].as_py())
+            count, end, window = count - len(sequences), begin, min(2 * window, LAST_WINDOW_MAX)
+            if progress is not None:
+                progress(bounds.end - end, bounds.end - bounds.first)
     return end
 
 

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +31,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.stream import app
+from spark_stream.cli.verify import ProgressCall, progress_bar
 from spark_stream.look.messages import Style, print_batch, print_message, show_time
 from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say, show_size
 from spark_stream.plans import purge_frees, purge_json, purge_scope
@@ -37,6 +39,8 @@ from spark_stream.plans import purge_frees, purge_json, purge_scope
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_stream.look.search import MessageFilter
+    from storage_core.store.reading.plan import StreamRange
     from storage_core.store.writing.removal import RemovalPlan
 
 SEQUENCE_MAX = 2**63 - 2  # int64, and one above it must be one too
@@ -77,6 +81,22 @@ def view(
     first: FirstOption = None,
     since: SinceOption = None,
     subject: SubjectFilterOption = None,
+    header: Annotated[
+        str, typer.Option("--header", metavar="NAME[:VALUE]", help="Only messages with this header.")
+    ] = "",
+    field: Annotated[
+        str,
+        typer.Option(
+            "--field", metavar="PATH[=VALUE]", help="Only JSON and MessagePack with this field: customer.id=42."
+        ),
+    ] = "",
+    grep: Annotated[
+        str,
+        typer.Option("--grep", metavar="PATTERN", help="Only data in which this regular expression (RE2) is found."),
+    ] = "",
+    last: Annotated[
+        int | None, typer.Option("--last", metavar="N", min=1, help="Begin with the last N of these messages.")
+    ] = None,
     following: Annotated[bool, typer.Option("--follow", help="Then wait for new messages, until interrupted.")] = False,
     raw: RawOption = False,
     on_data_loss: OnDataLossOption = "fail",
@@ -85,29 +105,66 @@ def view(
     base64: Base64Option = False,
 ) -> None:
     """Print messages in order: page by page on a terminal, else all of them; --json prints one per line."""
-    if first is not None and since is not None:
-        raise WrongUsage("--id and --since both say where to begin: pass one of them")
+    if sum((first is not None, since is not None, last is not None)) > 1:
+        raise WrongUsage("--id, --since and --last all say where to begin: pass one of them")
+    from spark_stream.cli import follow
+    from spark_stream.look.search import MessageFilter
+
     style = Style.chosen(json, raw, base64)
+    wanted = MessageFilter.of(subject or "", header, field, grep)
     with open_store(store, read_only=True) as opened:
         stream = opened.stream(name)
         if since is not None:
             sequence = stream.first_at_time(parse_since_ns(since, "--since", time.time_ns()))
             first = stream.last_sequence + 1 if sequence is None else sequence
+        elif last is not None:
+            first = follow.first_of_last(opened, name, last, wanted, on_data_loss)
         if following:
-            from spark_stream.cli import follow
-
             start = follow.Position(name, stream.incarnation, first or 1)
-            follow.print_following(opened, [start], subject, size, style, on_data_loss)
+            follow.print_following(opened, [start], subject, size, style, on_data_loss, chosen=wanted.chosen)
             return
         plan = plan_messages(opened, name, first, subject)
-        batches = read_messages(opened, plan, subject, on_data_loss)
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            _print_pages(batches, size or PAGE_SIZE, style)
-        else:
-            _print_all(batches, size, style)
+        search = _Search(read_messages(opened, plan, subject, on_data_loss), wanted, plan.ranges[0])
+        try:
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                _print_pages(search, size or PAGE_SIZE, style)
+            else:
+                with search.shown():
+                    _print_all(search, size, style)
+        except KeyboardInterrupt:
+            if not wanted.is_by_subject:
+                say(f"searched up to sequence {search.at - 1} of {search.end - 1}; --id {search.at} resumes")
+            raise
 
 
-def _print_all(batches: "Iterator[pa.RecordBatch]", count_max: int | None, style: Style) -> None:
+class _Search:
+    """Batches of wanted messages, and how far they were searched for."""
+
+    def __init__(self, batches: "Iterator[pa.RecordBatch]", wanted: "MessageFilter", searched: "StreamRange") -> None:
+        self._batches, self._wanted = batches, wanted
+        self._first, self.at, self.end = searched.first, searched.first, searched.end
+        self._progress: ProgressCall | None = None
+
+    def __iter__(self) -> "Iterator[pa.RecordBatch]":
+        for batch in self._batches:
+            yield self._wanted.chosen(batch)
+            if batch.num_rows:
+                self.at = int(batch.column("sequence")[-1].as_py()) + 1
+            if self._progress is not None:
+                self._progress(self.at - self._first, self.end - self._first)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show on stderr how far a search is, while the body runs."""
+        if self._wanted.is_by_subject or sys.stdout.isatty() and not sys.stdin.isatty():
+            yield
+            return
+        with progress_bar("searched") as self._progress:
+            yield
+        self._progress = None
+
+
+def _print_all(batches: "Iterable[pa.RecordBatch]", count_max: int | None, style: Style) -> None:
     left = count_max
     for batch in batches:
         print_batch(batch if left is None else batch.slice(0, left), style)
@@ -115,16 +172,29 @@ def _print_all(batches: "Iterator[pa.RecordBatch]", count_max: int | None, style
             return
 
 
-def _print_pages(batches: "Iterator[pa.RecordBatch]", size: int, style: Style) -> None:
+def _print_pages(search: _Search, size: int, style: Style) -> None:
     """Print a page at a time and ask for the next one in between."""
-    rows = (batch.slice(at, 1) for batch in batches for at in range(batch.num_rows))
-    page = list(islice(rows, size))
+    rows = (batch.slice(at, 1) for batch in search for at in range(batch.num_rows))
+    page = _page(search, rows, size, style)
     while page:
         for row in page:
             print_batch(row, style)
-        page = list(islice(rows, size))
+        page = _page(search, rows, size, style)
         if page and not typer.confirm("Next page?", default=True, err=True):
             return
+
+
+def _page(search: _Search, rows: "Iterator[pa.RecordBatch]", size: int, style: Style) -> "list[pa.RecordBatch]":
+    """Return as many rows; when interrupted, print those that were found."""
+    page: list[pa.RecordBatch] = []
+    try:
+        with search.shown():
+            page.extend(islice(rows, size))
+    except KeyboardInterrupt:
+        for row in page:
+            print_batch(row, style)
+        raise
+    return page
 
 
 @app.command("last")

@@ -1,6 +1,6 @@
 """Messages of a stream for commands that print them; what is lost or damaged on the way is reported."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from spark_stream.look.messages import PRINTED_COLUMNS
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_messages(
-    store: "Store", stream: str, first: int | None, subject: str | None, end: int | None = None
+    store: "Store", stream: str, first: int | None, subject: str | Sequence[str] | None, end: int | None = None
 ) -> "ReadPlan":
     """Return a plan over sequences `[first, end)` of the stream as it is now; its one range says whose and how far."""
     from storage_core.store.arguments import check_filters
@@ -26,7 +26,7 @@ def plan_messages(
 def read_messages(
     store: "Store",
     plan: "ReadPlan",
-    subject: str | None,
+    subject: str | Sequence[str] | None,
     on_data_loss: str,
     report: Callable[[str], None] = say,
     columns: tuple[str, ...] = PRINTED_COLUMNS,

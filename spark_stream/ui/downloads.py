@@ -17,7 +17,8 @@ from pyarrow.parquet import ParquetWriter
 from starlette.responses import Response, StreamingResponse
 
 from spark_stream.look.messages import PRINTED_COLUMNS, json_lines
-from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, Wanted
+from spark_stream.look.search import MessageFilter
+from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, filter_of
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.metadata.reconcile import CONTINUE
@@ -47,7 +48,7 @@ def download(site: Site, query: Query, name: str) -> Response:
     A file whose name ends in `-cut` has reached a bound: it has nothing behind the sequence in its name. What is lost
     is left out. Raises NotFoundError, ValueError, TooManyDownloads, and what reading raises.
     """
-    store, kind, wanted = site.store(), query.choice("format", FORMATS), Wanted.of(query)
+    store, kind, wanted = site.store(), query.choice("format", FORMATS), filter_of(query)
     stream = store.stream_state(name)
     end = min(query.number("end") or stream.next_sequence, stream.next_sequence)
     first, time_ns = query.number("first"), query.time_ns("time", store.environment.now_ns())
@@ -81,7 +82,7 @@ def download(site: Site, query: Query, name: str) -> Response:
 class _Bounded:
     """What of a read goes into a file."""
 
-    wanted: Wanted
+    wanted: MessageFilter
     end: int  # of the sequences that the file answers for
     is_cut: bool = False
 

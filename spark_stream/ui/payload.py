@@ -11,11 +11,10 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from storage_core.bounded import unpack
-from storage_core.errors import CorruptionError
+from spark_stream.look.values import MSGPACK_SIZE_MAX, parsed_json, parsed_msgpack
 
 FORMATS = ("json", "msgpack", "text", "hex")
-SHOWN_SIZE_MAX = 128 << 10  # bytes of one message that a page shows
+SHOWN_SIZE_MAX = MSGPACK_SIZE_MAX  # bytes of one message that a page shows
 PREVIEW_SIZE = 256  # bytes of a message in a list
 HEX_SIZE_MAX = 8 << 10
 HEX_ROW = 16
@@ -45,9 +44,9 @@ def plain(text: object) -> str:
 def format_of(data: bytes) -> str:
     """Return how bytes are best shown. They may be cut off: then JSON and MessagePack are guessed."""
     head = data[:1]
-    if head in (b"{", b"[", b'"') and _json(data) is not None:
+    if head in (b"{", b"[", b'"') and parsed_json(data) is not None:
         return "json"
-    if head and (head[0] & 0xE0 == 0x80 or head[0] in range(0xDC, 0xE0)) and _msgpack(data) is not None:
+    if head and (head[0] & 0xE0 == 0x80 or head[0] in range(0xDC, 0xE0)) and parsed_msgpack(data) is not None:
         return "msgpack"
     return "text" if _is_text(data) else "hex"
 
@@ -63,7 +62,7 @@ def shown(data: bytes | None, wanted: str = "") -> dict[str, Any]:
     error = None
     made: str | None = None
     if chosen in ("json", "msgpack"):
-        value = (_json if chosen == "json" else _msgpack)(data) if len(data) <= SHOWN_SIZE_MAX else None
+        value = (parsed_json if chosen == "json" else parsed_msgpack)(data) if len(data) <= SHOWN_SIZE_MAX else None
         if value is None:
             larger = f"it is larger than {SHOWN_SIZE_MAX >> 10} KiB" if len(data) > SHOWN_SIZE_MAX else "it is not"
             error = f"not shown as {chosen}: {larger}" if wanted else None
@@ -90,7 +89,7 @@ def preview(data: bytes | None) -> tuple[str, str]:
     if _is_text(data):
         kind = "json" if data[:1] in (b"{", b"[") else "text"
         return kind, " ".join(data[:PREVIEW_SIZE].decode("utf-8", "replace").rstrip("\ufffd").split())
-    value = _msgpack(data)
+    value = parsed_msgpack(data)
     if value is not None and isinstance(value[0], (dict, list)):
         text = _pretty(value[0], None)
         if text is not None:
@@ -106,40 +105,6 @@ def hex_dump(data: bytes, offset_bytes: int = 0) -> str:
         letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         rows.append(f"{offset_bytes + at:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {letters}")
     return "\n".join(rows)
-
-
-def field_of(value: Any, path: str) -> Any:
-    """Return what a dotted path leads to in a JSON value, None if nowhere."""
-    for name in path.split("."):
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        elif isinstance(value, list) and name.isdigit() and int(name[:9]) < len(value):
-            value = value[int(name)]
-        else:
-            return None
-    return value
-
-
-def parsed(data: bytes | None) -> Any:
-    """Return the JSON or MessagePack value of a message, None if it is neither."""
-    if not data:
-        return None
-    value = _json(data) or _msgpack(data)
-    return None if value is None else value[0]
-
-
-def _json(data: bytes) -> tuple[Any] | None:
-    try:
-        return (json.loads(data),)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _msgpack(data: bytes) -> tuple[Any] | None:
-    try:
-        return (unpack(data, SHOWN_SIZE_MAX, "the message"),)
-    except CorruptionError:
-        return None
 
 
 def _pretty(value: Any, indent: int | None = 2) -> str | None:

@@ -6,22 +6,20 @@ looked, and the next page goes on there.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, repeat
+from collections.abc import Callable, Iterator
 from shlex import quote
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_stream.look.search import MessageFilter
 from spark_stream.ui import payload
 from spark_stream.ui.model.pages import stream_head
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
-from storage_core.store.arguments import check_filters
 from storage_core.store.contents import Message, first_at_time, slices
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
@@ -36,68 +34,18 @@ GAP_COUNT_MAX = 200  # holes that one page names
 HEADER_COUNT_MAX = 64  # headers of one message that are shown
 HEADER_SIZE_MAX = 1024  # bytes of each of them
 API_SIZE_MAX = 1 << 20  # bytes of one message's data as JSON
+FILTERS = ("subject", "header", "field", "grep")  # of a query, as `MessageFilter.of` takes them
 _CUT = ("sequence", "subject", "timestamp_ns", "headers", "data")
-_NEWER, _OLDER = "newer", "older"
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which messages a page is about."""
-
-    subjects: tuple[str, ...]
-    header: tuple[str, str | None] | None  # name, value; None: any
-    field: tuple[str, str | None] | None  # dotted path in JSON or MessagePack, value as text
-
-    @property
-    def is_all(self) -> bool:
-        return not (self.subjects or self.header or self.field)
-
-    @classmethod
-    def of(cls, query: Query) -> "Wanted":
-        """Raises ValueError for a filter that is none."""
-        subject = query.text("subject")
-        return cls(check_filters(subject or None), _pair(query.text("header"), ":"), _pair(query.text("field"), "="))
-
-    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that have the header and the field; subjects are chosen where blocks are read."""
-        if self.header is None and self.field is None:
-            return batch
-        headers = batch.column("headers").to_pylist() if self.header is not None else repeat(None)
-        data = batch.column("data").to_pylist() if self.field is not None else repeat(None)
-        rows = islice(zip(headers, data, strict=False), batch.num_rows)
-        return batch.filter(
-            pa.array([self._has_header(row[0]) and self._has_field(row[1]) for row in rows], pa.bool_())
-        )
-
-    def _has_header(self, headers: Sequence[Mapping[str, Any]] | None) -> bool:
-        if self.header is None:
-            return True
-        name, value = self.header
-        return any(
-            pair["key"].casefold() == name.casefold() and (value is None or (pair["value"] or b"") == value.encode())
-            for pair in headers or ()
-        )
-
-    def _has_field(self, data: bytes | None) -> bool:
-        if self.field is None:
-            return True
-        path, wanted = self.field
-        held = payload.field_of(payload.parsed(data), path)
-        return held is not None and (wanted is None or str(held) == wanted or _word(held) == wanted)
-
-
-def _pair(text: str, separator: str) -> tuple[str, str | None] | None:
-    name, divider, value = text.partition(separator)
-    return (name.strip(), value.strip() if divider else None) if name.strip() else None
-
-
-def _word(value: Any) -> str:
-    return {True: "true", False: "false"}.get(value, "") if isinstance(value, bool) else ""
+def filter_of(query: Query) -> MessageFilter:
+    """Raises ValueError for a filter that is none."""
+    return MessageFilter.of(*(query.text(name) for name in FILTERS))
 
 
 def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     """Return messages, newest first: the newest ones, those from `at` or `time` on, or those below `before`."""
-    store, wanted = site.store(), Wanted.of(query)
+    store, wanted = site.store(), filter_of(query)
     stream = store.stream_state(name)
     count = query.number("count", PAGE_COUNT, 1, PAGE_COUNT_MAX) or PAGE_COUNT
     first, end = stream.first_sequence, stream.next_sequence
@@ -118,7 +66,7 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     lower, upper = searched
     shown = [*(_row(row) for row in rows), *_gaps(stream, lower, upper, reading.damage, wanted.is_all)]
     shown.sort(key=lambda row: -row["seq"])
-    filters = {key: query.text(key) for key in ("subject", "header", "field") if query.text(key)}
+    filters = {key: query.text(key) for key in FILTERS if query.text(key)}
     return {
         "stream": stream_head(site, site.scan(), stream),
         "rows": shown,
@@ -132,19 +80,19 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         "is_partial": reading.is_partial,
         "filters": filters,
         "note": note,
-        "command": _command(site, name, lower, count, query.text("subject")),
+        "command": _command(site, name, lower, count, filters),
     }
 
 
-def _command(site: Site, name: str, first: int, count: int, subject: str) -> str:
-    more = f" --subject {quote(subject)}" if subject else ""
+def _command(site: Site, name: str, first: int, count: int, filters: dict[str, str]) -> str:
+    more = "".join(f" --{key} {quote(value)}" for key, value in filters.items())
     return f"jstream stream view {quote(name)} {count} --id {first}{more} --store {site.command_store}"
 
 
 class _Reading:
     """One page being read."""
 
-    def __init__(self, store: OpenStore, stream: StreamState, wanted: Wanted, count: int) -> None:
+    def __init__(self, store: OpenStore, stream: StreamState, wanted: MessageFilter, count: int) -> None:
         self._store, self._stream, self._wanted, self._count = store, stream, wanted, count
         self._until = time.monotonic() + SEARCH_S
         self._looked_at = 0

@@ -9,6 +9,7 @@ import pytest
 
 from spark_stream.cli.failures import CommandFailed
 from spark_stream.cli.follow import LAST_WINDOW, Follower, Position, first_of_last
+from spark_stream.look.search import MessageFilter
 
 
 class Stop(Exception):
@@ -136,13 +137,15 @@ def test_removed_messages_do_not_come_and_do_not_stop_it(orders) -> None:
 
 @pytest.mark.parametrize(("count", "first"), [(0, 7), (1, 6), (3, 4), (4, 1), (5, 1)])
 def test_the_last_n_are_messages_that_are_there(orders, count: int, first: int) -> None:
-    assert first_of_last(orders.stream("ORDERS"), count, None) == first
+    assert first_of_last(orders, "ORDERS", count, MessageFilter(), "fail") == first
 
 
 def test_the_last_of_a_rare_subject_are_found_far_back(jstream, orders) -> None:
     jstream.done("pub", "orders.new", "x", "--count", 3 * LAST_WINDOW)
-    assert first_of_last(orders.stream("ORDERS"), 1, "orders.paid") == 5
-    assert first_of_last(orders.stream("ORDERS"), 2, "orders.paid") == 1
+    paid = MessageFilter.of("orders.paid")
+    assert first_of_last(orders, "ORDERS", 1, paid, "fail") == 5
+    assert first_of_last(orders, "ORDERS", 2, paid, "fail") == 1
+    assert first_of_last(orders, "ORDERS", 1, MessageFilter.of(grep="^body 4$"), "fail") == 4
 
 
 @pytest.mark.parametrize(

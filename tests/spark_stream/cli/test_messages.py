@@ -1,6 +1,8 @@
 """`jstream stream get|view|last|subjects|gaps|purge|rmm`."""
 
 import json
+import re
+import signal
 
 import pytest
 
@@ -63,6 +65,14 @@ def test_what_is_piped_is_all_messages_in_order(jstream, orders) -> None:
         (["--subject", "none.such"], []),
         (["--since", "1h"], [1, 4, 5, 6]),
         (["--since", "2099-01-01T00:00:00Z"], []),
+        (["--last", 2], [5, 6]),
+        (["--last", 2, 1], [5]),
+        (["--last", 9, "--subject", "orders.new"], [1, 4, 6]),
+        (["--grep", "[46]$"], [4, 6]),
+        (["--grep", "body", "--last", 2, "--subject", "orders.new"], [4, 6]),
+        (["--header", "Number: 4"], [4]),
+        (["--header", "number", 3], [1, 4, 5]),
+        (["--field", "number=4"], []),
     ],
 )
 def test_a_view_begins_and_ends_where_it_is_told_to(jstream, orders, words: list[object], found: list[int]) -> None:
@@ -73,6 +83,28 @@ def test_a_view_refuses_two_beginnings_and_filters_that_are_none(jstream, orders
     assert jstream("stream", "view", "ORDERS", "--id", 1, "--since", "1h").code == 2
     assert jstream("stream", "view", "ORDERS", "--subject", "a..b").code == 2
     assert jstream("stream", "view", "ORDERS", "--since", "soon").code == 2
+    assert jstream("stream", "view", "ORDERS", "--last", 1, "--id", 1).code == 2
+    refused = jstream("stream", "view", "ORDERS", "--grep", "(")
+    assert refused.code == 2 and "grep: '(' is no regular expression of RE2: missing )" in refused.err
+
+
+def test_a_search_by_fields_follows_what_arrives(jstream, orders) -> None:
+    for number in range(3):
+        orders.stream("ORDERS").publish("orders.new", b'{"customer": {"id": %d}}' % number)
+    found = jstream.done("stream", "view", "ORDERS", 1, "--field", "customer.id=1", "--follow", "--json")
+    assert sequences(found) == [8]
+
+
+def test_a_search_that_is_interrupted_says_where_to_resume(jstream, store) -> None:
+    stream, big = store.add_stream({"name": "S", "block_max_msgs": 1}), b"x" * 200_000
+    for _ in range(9):
+        stream.publish("S", big)
+    with jstream.start("stream", "view", "S", "--grep", "x", "--raw") as searching:
+        assert searching.stdout.read(1) == b"x"  # and then it waits, since a pipe takes less than a message
+        searching.send_signal(signal.SIGINT)
+        _, said = searching.communicate(timeout=120)
+    assert searching.returncode == 130
+    assert re.search(rb"searched up to sequence (\d) of 9; --id (\d) resumes", said), said
 
 
 def test_each_line_of_a_view_is_what_get_says_as_json(jstream, orders) -> None:

@@ -93,10 +93,13 @@ def test_messages_are_filtered_by_subject_header_and_field(store: Store, volumes
     assert found(header="trace: abc") == [61]
     assert found(header="Trace: abd") == []
     assert found(field="id=0", at=1) == [1]
+    assert found(grep='"n": ?3', count=2) == [59, 54]
     assert browser("/api/streams/ORDERS").code == browser("/streams/ORDERS").code == 307  # to its messages
     refused = browser("/api/streams/ORDERS/messages?subject=a..b")
     assert refused.code == 400
     assert "a..b" in refused.json["message"]
+    refused = browser("/api/streams/ORDERS/messages?grep=%28")
+    assert refused.code == 400 and "'(' is no regular expression" in refused.json["message"]
 
 
 def test_a_consumers_page_names_the_process_that_reads_as_it(store: Store, volumes: list[Path], serve) -> None:
