@@ -112,7 +112,7 @@ class _Reading:
             if len(rows) >= self._count:
                 rows = rows[-self._count :]
                 return rows, (rows[0]["sequence"], end)
-            if self._is_over():
+            if lower > first and self._is_over():
                 return rows, (lower, end)
         return rows, (first, end)
 
@@ -129,7 +129,7 @@ class _Reading:
             if len(rows) >= self._count:
                 rows = rows[: self._count]
                 return rows, (first, rows[-1]["sequence"] + 1)
-            if self._is_over():
+            if upper < end and self._is_over():
                 return rows, (first, upper)
         return rows, (first, end)
 

@@ -15,6 +15,7 @@ from harness.hostile import make_hostile
 from harness.served_ui import PAGES, Browser, appending, blocks_of, make_orders, replace_with_another_store
 
 from spark_stream import rescue
+from spark_stream.ui.model import messages
 from storage_core import Store
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
@@ -211,4 +212,22 @@ def test_keys_lead_about_and_pages_need_no_script(store: Store, volumes: list[Pa
     window.page.get_by_label("Token").fill("a token of 24 characters")
     window.page.keyboard.press("Enter")
     window.page.get_by_text("Newest events").wait_for()
+    window.close()
+
+
+def test_a_search_goes_on_until_it_finds_or_is_stopped(
+    store: Store, volumes: list[Path], serve, chromium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "SEARCH_ROW_COUNT", 0)  # a page searches one part
+    monkeypatch.setattr(messages, "PART_ROW_COUNT", 5)
+    window = Window(chromium, serve(volumes))
+    for query, found in (("grep=%22id%22: 2,", "3"), ("header=trace&at=1", "61")):
+        window.page.goto(f"{window.address}/streams/ORDERS/messages?{query}")
+        assert window.page.locator("table.messages tbody td.number a").inner_text() == found
+    window.page.goto(f"{window.address}/streams/ORDERS/messages?grep=nothing_such&stop=1")
+    assert window.page.locator(".note").inner_text().startswith("Stopped: no match in ")
+    before = window.page.url
+    window.page.click("text=Search on")
+    window.page.wait_for_selector("text=No message matches.")
+    assert window.page.url != before, "the address says how far the search is"
     window.close()
