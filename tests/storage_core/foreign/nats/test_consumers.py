@@ -107,6 +107,7 @@ def test_a_state_cut_anywhere_is_refused(case: Callable[[str], Any]) -> None:
     [
         ((0, 0, 0, 0, 1 << 60, 0, 0), "entries at offset_bytes .*, too many"),
         ((0, 9, 0, 5, 0, 0), "nothing was sent after 5"),
+        ((0, 0, 2, 2, 2, 0, 1, 1, 0, 1, 2, 0, 0), "sequence 1 is pending more than once"),
         ((0, 1 << 63, 0, 1 << 63, 0, 0), "reaches sequence"),
     ],
 )
