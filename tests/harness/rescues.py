@@ -16,6 +16,7 @@ A case is the name of a store and a seed; both together always make the same dam
 import logging
 import os
 import random
+import re
 import shutil
 import threading
 import time
@@ -275,7 +276,9 @@ def same(rows: Rows, truth: Rows) -> bool:
 
 def _alike(row: Row, true: Row) -> bool:
     (time, headers, subject, data), (_, _, true_subject, true_data) = row, true
-    moved = headers is None and subject.encode() + data == true_subject.encode() + true_data
+    # A border within a character leaves bytes in the subject that are no text; they are shown as escapes.
+    shown = re.sub(rb"\\x([0-9a-f]{2})", lambda match: bytes.fromhex(match[1].decode()), subject.encode())
+    moved = headers is None and true_subject.encode() + true_data in (subject.encode() + data, shown + data)
     return row == true or (moved and (time, headers) == true[:2])
 
 
