@@ -71,3 +71,18 @@ def test_a_slice_overwritten_by_another_stops_a_strict_read(folder: Path) -> Non
     shutil.copy(channel / "msgs.7.dat", channel / "msgs.6.dat")
     with pytest.raises(StorageError, match=r"msgs\.6\.dat"):
         strict(store, place)
+
+
+@pytest.mark.parametrize("stores", ["nats"], indirect=True)
+def test_an_end_of_a_block_overwritten_by_its_beginning_stops_a_strict_read(stores: Stores, folder: Path) -> None:
+    """The records there are true, and their messages are shown from their own place: no row tells of the damage."""
+    store = stores.kept["nats/limits-evicted"]
+    place = folder / "overwritten-end"
+    shutil.copytree(store.place, place)
+    next(place.rglob("index.db")).unlink()
+    block = next(place.rglob("1.blk"))
+    content, cut = block.read_bytes(), 5632
+    record_end = min(end for end in store.ends[block.relative_to(place)] if end > len(content) - cut)
+    block.write_bytes(content[:cut] + content[record_end - (len(content) - cut) : record_end])
+    with pytest.raises(StorageError, match=r"1\.blk"):
+        strict(store, place)

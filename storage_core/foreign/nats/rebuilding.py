@@ -183,7 +183,8 @@ def _read_of(file: BlockFile, content: BlockContent, scan: BlockScan, limits: Li
     is_unknown = bool(content.damage)
     messages, records = scan.records.take(scan.messages), scan.records
     numbered = records.take(~records.tombstones & (records.sequences > 0))
-    low, high = (int(numbered.starts.min()), int(numbered.ends.max())) if len(numbered) else (0, 0)
+    # Behind the highest number only a piece from another place can follow, which hides what was there.
+    low, high = (int(numbered.starts.min()), _end_of_highest(numbered)) if len(numbered) else (0, 0)
     bearing = [damage for damage in scan.damage if may_be_messages(content.data, damage.offset_bytes, damage.end_bytes)]
     front = is_unknown or any(damage.offset_bytes < low or not len(numbered) for damage in bearing)
     end = is_unknown or any(damage.end_bytes > high for damage in bearing)
@@ -210,6 +211,10 @@ def _read_of(file: BlockFile, content: BlockContent, scan: BlockScan, limits: Li
         torn=_torn(content.data, scan, high, highest),
         sound_crc32c=None if is_unknown or scan.damage else crc32c(content.data),
     )
+
+
+def _end_of_highest(numbered: Records) -> int:
+    return int(numbered.ends[np.argmax(numbered.sequences)])
 
 
 def _heads(block: pa.Buffer, start: int) -> tuple[np.ndarray, np.ndarray]:

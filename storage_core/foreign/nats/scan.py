@@ -47,7 +47,7 @@ class RecordDamage:
     end_bytes: int
     reason: str
     after: int  # highest sequence of a true message before the damage, 0 if there is none
-    before: int | None  # sequence of the first true message after it, None if there is none
+    before: int | None  # sequence of the first true message after it that is higher, None if there is none
     places: int = 1  # that it stands for
 
 
@@ -166,8 +166,8 @@ class _Neighbours:
 
     def __init__(self, records: Records) -> None:
         plain = ~records.tombstones
-        self._starts, self._sequences = records.starts[plain], records.sequences[plain]
-        self._highest = np.maximum.accumulate(self._sequences)
+        self._starts = records.starts[plain]
+        self._highest = np.maximum.accumulate(records.sequences[plain])
 
     def after(self, first: int) -> int:
         """Return the highest sequence in front of the offset, 0 if there is none."""
@@ -175,9 +175,13 @@ class _Neighbours:
         return max(0, int(self._highest[at - 1])) if at else 0
 
     def before(self, end: int) -> int | None:
-        """Return the sequence of the first message from the offset on, None if there is none."""
-        at = int(np.searchsorted(self._starts, end))
-        return int(self._sequences[at]) if at < len(self._sequences) else None
+        """Return the next sequence behind the offset that is higher than all in front of it, None if there is none.
+
+        A server writes ascending numbers: lower ones are a piece of the block that lies at the wrong place, and hide
+        what was there.
+        """
+        at = int(np.searchsorted(self._highest, self.after(end), "right"))
+        return int(self._highest[at]) if at < len(self._highest) else None
 
 
 def _merge(parts: list[Records]) -> Records:

@@ -107,6 +107,16 @@ def test_garbage_between_true_records_is_stepped_over(records: Any) -> None:
     assert len(result.damage) == 1
 
 
+def test_a_piece_of_the_block_at_a_wrong_place_does_not_bound_what_was_there(records: Any) -> None:
+    """Its numbers are lower than those in front of it: the next message is the one behind it, if there is one."""
+    parts = parts_of(records)
+    piece = b"#" * 7 + b"".join(parts[2:5])
+    middle = scan(b"".join(parts[:8]) + piece + b"".join(parts[10:]))
+    assert [(damage.after, damage.before) for damage in middle.damage] == [(8, 11)]
+    end = scan(b"".join(parts[:8]) + piece)
+    assert [(damage.after, damage.before) for damage in end.damage] == [(8, None)]
+
+
 def test_random_damage_to_a_real_block_leaves_all_other_records() -> None:
     block, key = BLOCK.read_bytes(), block_key("ORDERS", 1)
     whole = scan_block(pa.py_buffer(block), key).records
