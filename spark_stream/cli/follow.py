@@ -24,7 +24,7 @@ from spark_stream.cli.options import JsonOption, OnDataLossOption, RawOption, Si
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.verify import progress_bar
-from spark_stream.look.messages import Style, print_batch
+from spark_stream.look.messages import Style, print_batches
 from spark_stream.look.terminal import say
 
 if TYPE_CHECKING:
@@ -194,20 +194,14 @@ def print_following(
     """
     follower = Follower(store, positions, subject, on_data_loss, joins)
     many = joins or len(positions) > 1
-    left = count_max
-    for batch in map(chosen, follower.batches(wait)):
-        print_batch(batch if left is None else batch.slice(0, left), style, with_stream=many)
-        if left is not None and (left := left - batch.num_rows) <= 0:
-            return
+    print_batches(map(chosen, follower.batches(wait)), count_max, style, with_stream=many)
 
 
-def first_of_last(
-    store: "Store", stream: str, count: int, wanted: "MessageFilter", on_data_loss: str, first: int = 1
-) -> int:
-    """Return the sequence from which on the stream shows `count` wanted messages, from `first` on."""
+def first_of_last(store: "Store", stream: str, count: int, wanted: "MessageFilter", on_data_loss: str) -> int:
+    """Return the sequence from which on the stream shows `count` wanted messages, as it is now."""
     import pyarrow as pa
 
-    bounds = plan_messages(store, stream, first, None).ranges[0]
+    bounds = plan_messages(store, stream, None, None).ranges[0]
     end, window = bounds.end, max(count, LAST_WINDOW)
     with progress_bar("searched backwards") as progress:
         while count and end > bounds.first:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -32,7 +32,7 @@ from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.stream import app
 from spark_stream.cli.verify import ProgressCall, progress_bar
-from spark_stream.look.messages import Style, print_batch, print_message, show_time
+from spark_stream.look.messages import Style, print_batch, print_batches, print_message, show_time
 from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say, show_size
 from spark_stream.plans import purge_frees, purge_json, purge_scope
 
@@ -130,7 +130,7 @@ def view(
                 _print_pages(search, size or PAGE_SIZE, style)
             else:
                 with search.shown():
-                    _print_all(search, size, style)
+                    print_batches(search, size, style)
         except KeyboardInterrupt:
             if not wanted.is_by_subject:
                 say(f"searched up to sequence {search.at - 1} of {search.end - 1}; --id {search.at} resumes")
@@ -162,14 +162,6 @@ class _Search:
         with progress_bar("searched") as self._progress:
             yield
         self._progress = None
-
-
-def _print_all(batches: "Iterable[pa.RecordBatch]", count_max: int | None, style: Style) -> None:
-    left = count_max
-    for batch in batches:
-        print_batch(batch if left is None else batch.slice(0, left), style)
-        if left is not None and (left := left - batch.num_rows) <= 0:
-            return
 
 
 def _print_pages(search: _Search, size: int, style: Style) -> None:
@@ -218,7 +210,7 @@ def last(
         plan = plan_messages(opened, name, None, subject, None if as_of is None else as_of + 1)
         slices = latest_only(plan.slices, check_filters(subject), on_data_loss, env=opened.environment)
         batches = read_messages(opened, replace(plan, slices=slices), subject, on_data_loss)
-        _print_all(batches, None, Style.chosen(json, raw, base64))
+        print_batches(batches, None, Style.chosen(json, raw, base64))
 
 
 @app.command("subjects")

@@ -8,7 +8,7 @@ Batches come with the columns PRINTED_COLUMNS. A message for people looks as the
     the data
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from json import dumps
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,17 @@ def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False
         write(json_lines(batch, style is Style.BASE64))
     else:
         write("".join(_paragraph(row[0] if with_stream else "", *row[1:]) for row in _rows(batch)))
+
+
+def print_batches(
+    batches: "Iterable[pa.RecordBatch]", count_max: int | None, style: Style, with_stream: bool = False
+) -> None:
+    """Print batch after batch, up to `count_max` messages."""
+    left = count_max
+    for batch in batches:
+        print_batch(batch if left is None else batch.slice(0, left), style, with_stream)
+        if left is not None and (left := left - batch.num_rows) <= 0:
+            return
 
 
 def json_lines(batch: "pa.RecordBatch", base64: bool = False) -> str:
