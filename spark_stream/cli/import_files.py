@@ -28,55 +28,41 @@ NewSequencesOption = Annotated[
 ]
 
 
-@app.command("jsonl")
-def import_jsonl(
-    file: FileArgument,
-    stream: IntoOption = None,
-    subject: SubjectOption = None,
-    skip_bad: SkipBadOption = None,
-    new_sequences: NewSequencesOption = False,
-    take_over: TakeOverOption = False,
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> None:
+def _add_command(kind: str, help: str) -> None:
+    """Add `jstream import KIND`."""
+
+    @app.command(kind, help=help)
+    def command(
+        file: FileArgument,
+        stream: IntoOption = None,
+        subject: SubjectOption = None,
+        skip_bad: SkipBadOption = None,
+        new_sequences: NewSequencesOption = False,
+        take_over: TakeOverOption = False,
+        store: StoreOption = "",
+        json: JsonOption = False,
+    ) -> None:
+        _import(kind, file, stream, subject, skip_bad, new_sequences, take_over, store, json)
+
+
+_add_command(
+    "jsonl",
     """Import messages as `export` writes them to JSON lines: all of a file or nothing, and each file once.
 
     Only the key data has to be there. A bad line is named by its number, and nothing is stored.
-    """
-    _import("jsonl", file, stream, subject, skip_bad, new_sequences, take_over, store, json)
-
-
-@app.command("csv")
-def import_csv(
-    file: FileArgument,
-    stream: IntoOption = None,
-    subject: SubjectOption = None,
-    skip_bad: SkipBadOption = None,
-    new_sequences: NewSequencesOption = False,
-    take_over: TakeOverOption = False,
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> None:
+    """,
+)
+_add_command(
+    "csv",
     """Import messages of a CSV file, whose first row names columns: all of a file or nothing, and each file once.
 
     Columns are data, and if you like subject, seq, time, headers (in JSON) and msg_id.
-    """
-    _import("csv", file, stream, subject, skip_bad, new_sequences, take_over, store, json)
-
-
-@app.command("parquet")
-def import_parquet(
-    file: FileArgument,
-    stream: IntoOption = None,
-    subject: SubjectOption = None,
-    skip_bad: SkipBadOption = None,
-    new_sequences: NewSequencesOption = False,
-    take_over: TakeOverOption = False,
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Import messages of a Parquet file with the columns that Spark writes: all or nothing, and each file once."""
-    _import("parquet", file, stream, subject, skip_bad, new_sequences, take_over, store, json)
+    """,
+)
+_add_command(
+    "parquet",
+    """Import messages of a Parquet file with the columns that Spark writes: all or nothing, and each file once.""",
+)
 
 
 def _import(

@@ -157,7 +157,7 @@ def _check(state: ConsumerState, name: str) -> None:
     highest = max([state.ack_floor[1], state.delivered[1], *sequences])
     if highest >= SEQUENCE_END or max((abs(delivery[2]) for delivery in state.pending), default=0) >> 62:
         raise CorruptionError(f"{name}: reaches sequence {highest}, or a time that there is not")
-    twice = [one[0] for one, other in pairwise(state.pending) if one[0] == other[0]]
+    twice = [first[0] for first, second in pairwise(state.pending) if first[0] == second[0]]
     if twice:
         raise CorruptionError(f"{name}: sequence {twice[0]} is pending more than once")
     if state.ack_floor[1] > state.delivered[1] or any(delivery[0] > state.delivered[1] for delivery in state.pending):
