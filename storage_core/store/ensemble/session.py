@@ -60,8 +60,8 @@ from storage_core.store.ensemble.log_recovery import decide_by, rewrite, snapsho
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.moving import move
 from storage_core.store.ensemble.news import news_of, of_older_copies, retirement
-from storage_core.store.ensemble.record import Change, Record
 from storage_core.store.ensemble.rounds import Logs, Room, Work, is_failure
+from storage_core.store.ensemble.session_state import Proposal, SessionState
 from storage_core.store.ensemble.view import View, moved_on
 from storage_core.store.volume import probe, reserve
 from storage_core.store.volume.locks import Held
@@ -117,8 +117,8 @@ class Session:
         self._decision: Decision | None = None
         self._wrote = False  # a command in this session
         self._grouping = False
-        self._now: Record
-        self._written: Record  # before the first of the entries that are staged
+        self._now: SessionState
+        self._written: SessionState  # before the first of the entries that are staged
 
     # --- what there is
 
@@ -282,7 +282,7 @@ class Session:
             self._memory.forget()
         durable = {**view.durable, **dict.fromkeys(usable, view.index)}
         view = replace(view, positions=positions, durable=durable)
-        self._now = Record(view, tuple(usable), frozenset(usable).intersection(ids_of_voters(view.state.voters)))
+        self._now = SessionState(view, tuple(usable), frozenset(usable).intersection(ids_of_voters(view.state.voters)))
         self._statuses = self._memory.known.statuses
         self._memory.keep(view)
         return True
@@ -322,7 +322,7 @@ class Session:
         self._check_known(decision.lead)
         view = view_of(decision, volumes, self._memory)
         members = tuple(volume_id for volume_id, status in decision.statuses.items() if status.written)
-        self._now = Record(view, members, frozenset(decision.voting))
+        self._now = SessionState(view, members, frozenset(decision.voting))
         self._statuses = decision.statuses
         self._memory.decided(decision.statuses, foreign_of(volumes, decision))
         if decision.is_recovered:
@@ -511,7 +511,7 @@ class Session:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
         return self._apply(command, self._new_leadership(self.view.term_seen)).outcome()
 
-    def _apply(self, command: Command, leadership: Leadership) -> Change:
+    def _apply(self, command: Command, leadership: Leadership) -> Proposal:
         """Return what the command comes to as the next entry of this leadership. The state machine is pure, and a
         command is applied once: the next table of a manifest shares the buffer of the one before only once.
         """
@@ -519,7 +519,7 @@ class Session:
         durable = {volume_id: index for volume_id, index in self.view.durable.items() if volume_id in current}
         envelope = Envelope(self._env.now_ns(), command, durable)
         place = machine.Place(self.view.index + 1, leadership.history)
-        return Change(envelope, self.state, *machine.apply(self.state, place, envelope))
+        return Proposal(envelope, self.state, *machine.apply(self.state, place, envelope))
 
     def _leadership(self) -> Leadership:
         """Return this process's leadership; if it leads no more, that for which it campaigns next."""
@@ -538,11 +538,11 @@ class Session:
         self._see(positions=positions, term_seen=leadership.term)
         self._memory.lead(leadership)
 
-    def _write(self, change: Change, leadership: Leadership, frees: bool = False) -> None:
+    def _write(self, change: Proposal, leadership: Leadership, frees: bool = False) -> None:
         self._stage(change, leadership, frees)
         self._flush()
 
-    def _stage(self, change: Change, leadership: Leadership, frees: bool, leaves: int = 0) -> None:
+    def _stage(self, change: Proposal, leadership: Leadership, frees: bool, leaves: int = 0) -> None:
         """Make a command the next entry, and the state that after it; nothing is written yet, not even a vote."""
         record = self._now
         before = record.view

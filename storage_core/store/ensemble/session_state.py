@@ -17,7 +17,7 @@ from storage_core.store.ensemble.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Proposal:
     """A command as the next entry of the log, and what it comes to."""
 
     envelope: Envelope
@@ -40,7 +40,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SessionState:
     """All that a session goes by. Swapped whole: what could not be written is taken back by the record before it.
 
     Invariant: `voting` are voters of the view's state, and members.
@@ -58,12 +58,12 @@ class Record:
     undo_steps: tuple[Callable[[], None], ...] = ()  # due when it is taken back, and is nowhere
     follow_ups: tuple[Callable[[], object], ...] = ()  # commands for a round of their own, which may fail
 
-    def without(self, volume_id: bytes) -> "Record":
+    def without(self, volume_id: bytes) -> "SessionState":
         """Return the record of a session that writes this volume no more."""
         members = tuple(member for member in self.members if member != volume_id)
         return replace(self, members=members, voting=self.voting - {volume_id})
 
-    def back_to(self, before: "Record") -> "Record":
+    def back_to(self, before: "SessionState") -> "SessionState":
         """Return what was before, but for volumes that were left out since: who counts is decided by its voters."""
         members = tuple(member for member in before.members if member in self.members)
         known = self.view.positions
@@ -76,7 +76,7 @@ class Record:
             retiring=self.retiring,
         )
 
-    def on_top_of(self, base: "Record") -> "Record":
+    def on_top_of(self, base: "SessionState") -> "SessionState":
         """Return the same staged entries after `base` wrote something before the first of them: a vote."""
         members = tuple(member for member in self.members if member in base.members)
         return replace(
