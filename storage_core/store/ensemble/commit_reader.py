@@ -18,8 +18,8 @@ from storage_core.raft.entry import CommitRecord, Entry, EntryId
 from storage_core.raft.rules import is_quorum, majority, proven_entry
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
 from storage_core.store.ensemble.decision import ReadVolume, examine, foreign_of, newest, split_text
-from storage_core.store.ensemble.known import Memory, on_each
 from storage_core.store.ensemble.logs import Lead, Pool
+from storage_core.store.ensemble.process_cache import ProcessCache, on_each
 from storage_core.store.ensemble.view import View, all_applied, trail_of
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
@@ -42,7 +42,7 @@ class Unproven(Exception):
 class CommitReader:
     """Follows the commit records of a store's volumes. Takes no lock; one thread at a time."""
 
-    def __init__(self, env: Environment, volume_set: VolumeSet, memory: Memory, read_only: bool) -> None:
+    def __init__(self, env: Environment, volume_set: VolumeSet, memory: ProcessCache, read_only: bool) -> None:
         self._env, self._volumes, self._memory, self._read_only = env, volume_set, memory, read_only
         self.undecided: View | None = None  # what a commit record says while newer entries may count
         self._marks: dict[bytes, Mark] = {}  # what each volume said last

@@ -36,8 +36,8 @@ from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.commit_reader import CommitReader, Doubt, Unproven
 from storage_core.store.ensemble.decision import Contended, VolumeStatus, examine, remedy
-from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.log_recovery import Relock
+from storage_core.store.ensemble.process_cache import ProcessCache
 from storage_core.store.ensemble.session import LookAgain, Session
 from storage_core.store.ensemble.view import View
 from storage_core.store.ensemble.volume_set import VolumeSet
@@ -73,7 +73,7 @@ class Metadata:
         self.env, self._read_only = env, read_only
         self._may_lead = recovers or not read_only  # to recover what a crash left; nothing else
         self._volumes = VolumeSet(env, known, paths)
-        self.memory = Memory(env)
+        self.memory = ProcessCache(env)
         self._reader = CommitReader(env, self._volumes, self.memory, not self._may_lead)
         self.renew()
         renew_in_children(Stage.STORES, self)

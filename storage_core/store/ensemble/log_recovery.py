@@ -9,8 +9,8 @@ from storage_core.metadata.commands import Voter
 from storage_core.raft.entry import Vote
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble.decision import Decision, ReadVolume, VolumeStatus, decide, newest
-from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.logs import Lead
+from storage_core.store.ensemble.process_cache import ProcessCache
 from storage_core.store.ensemble.view import View, trail_of
 from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.volumes import MetadataLog
@@ -20,7 +20,7 @@ class Relock(Exception):
     """The log speaks of volumes that this session has not locked: begin again with all of them."""
 
 
-def decide_by(volumes: Sequence[ReadVolume], memory: Memory) -> Decision:
+def decide_by(volumes: Sequence[ReadVolume], memory: ProcessCache) -> Decision:
     """Return what to do with the volumes, by the voters that their logs name.
 
     Raises what `decide` raises, and Relock with the voters if some are not among the volumes.
@@ -39,7 +39,7 @@ def decide_by(volumes: Sequence[ReadVolume], memory: Memory) -> Decision:
     return decision
 
 
-def view_of(decision: Decision, volumes: Sequence[ReadVolume], memory: Memory) -> View:
+def view_of(decision: Decision, volumes: Sequence[ReadVolume], memory: ProcessCache) -> View:
     """Return the view of the log that leads, with the ends of those logs that need nothing before they go on."""
     lead = decision.lead
     index, term, chain = lead.tip

@@ -55,11 +55,11 @@ from storage_core.raft.rules import committed_index, is_quorum, next_term
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store.ensemble.catching_up import gone_on
 from storage_core.store.ensemble.decision import NOT_A_VOLUME, Decision, VolumeStatus, foreign_of
-from storage_core.store.ensemble.known import Leadership, Memory
 from storage_core.store.ensemble.log_recovery import decide_by, rewrite, snapshot_body, view_of
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.moving import move
 from storage_core.store.ensemble.news import news_of, of_older_copies, retirement
+from storage_core.store.ensemble.process_cache import Leadership, ProcessCache
 from storage_core.store.ensemble.rounds import Logs, Room, Work, is_failure
 from storage_core.store.ensemble.session_state import Proposal, SessionState
 from storage_core.store.ensemble.view import View, moved_on
@@ -95,7 +95,7 @@ class Session:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: ProcessCache,
         volumes: Sequence[Volume],
         held: Held,
         is_fresh: bool = True,
@@ -278,7 +278,7 @@ class Session:
         positions = {volume_id: look.position for volume_id, look in looks.items()}
         has_read = any(look.records for look in looks.values())
         # What others wrote may also lie before the known positions: this process has read since it led.
-        if has_read or dict(known.positions) != self._memory.known.led_to:
+        if has_read or dict(known.positions) != self._memory.known.last_written_ends:
             self._memory.forget()
         durable = {**view.durable, **dict.fromkeys(usable, view.index)}
         view = replace(view, positions=positions, durable=durable)
@@ -354,7 +354,7 @@ class Session:
         positions = self._on_members(prepare, "segment", self._room(frees))
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
         self._see(positions=positions, term_seen=leadership.term, durable=durable)
-        self._memory.lead(leadership)
+        self._memory.start_term(leadership)
         opening = of_older_copies(self.state, decision.statuses, self.volumes) or NoOp()
         self._write(self._apply(opening, leadership), leadership, frees)
         for volume in self.writable:
@@ -536,7 +536,7 @@ class Session:
             lambda volume_id: _appending(view, volume_id, [leadership.vote]), "vote", Room(leaves) if frees else None
         )
         self._see(positions=positions, term_seen=leadership.term)
-        self._memory.lead(leadership)
+        self._memory.start_term(leadership)
 
     def _write(self, change: Proposal, leadership: Leadership, frees: bool = False) -> None:
         self._stage(change, leadership, frees)
@@ -611,7 +611,7 @@ class Session:
             self._memory.forget()
         if not any(moved):  # the command is done; without its record the next session recovers it again
             self._see(commit=before.commit)
-        self._memory.led(self.view)
+        self._memory.record_write(self.view)
         for update in cache_updates:
             try:
                 update()
@@ -680,7 +680,7 @@ class Session:
             reason = f"fsync failed: {error}" if isinstance(error, SyncError) else f"I/O failed: {error}"
             voter = self.state.voter(volume_id)
             instance_id = voter.instance_id if voter is not None else b""
-            self._memory.distrust(volume_id, instance_id, reason)
+            self._memory.mark_failed(volume_id, instance_id, reason)
             self._now = replace(self._now, retiring={**self._now.retiring, volume_id: reason})
 
     def failed(self, volume_id: bytes, error: OSError) -> None:
@@ -762,7 +762,7 @@ class Session:
         positions = self._on_members(write, "snapshot", None)
         streams = view.state.streams
         self._see(positions=positions, snapshot_index=view.index, snapshot_streams=streams)
-        self._memory.led(self.view)
+        self._memory.record_write(self.view)
         for volume_id in positions:
             try:
                 self._logs[volume_id].compact()

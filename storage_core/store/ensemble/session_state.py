@@ -12,7 +12,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import Envelope
 from storage_core.metadata.state import StoreState
 from storage_core.raft.entry import Entry
-from storage_core.store.ensemble.known import Leadership
+from storage_core.store.ensemble.process_cache import Leadership
 from storage_core.store.ensemble.view import View
 
 

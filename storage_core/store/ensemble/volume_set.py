@@ -13,7 +13,7 @@ from storage_core.metadata.commands import Voter
 from storage_core.os_errors import UnreachableError, too_few
 from storage_core.paths import place
 from storage_core.raft.rules import majority
-from storage_core.store.ensemble.known import on_each, unless_raised
+from storage_core.store.ensemble.process_cache import on_each, unless_raised
 from storage_core.store.environment import Environment
 from storage_core.store.volume import volumes
 from storage_core.store.volume.state import VolumeState

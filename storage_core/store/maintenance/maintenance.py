@@ -17,7 +17,7 @@ from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
 from storage_core.metadata.manifest import id_numbers, ids
 from storage_core.metadata.state import StoreState, Streams, StreamState
-from storage_core.store.ensemble.known import Leadership
+from storage_core.store.ensemble.process_cache import Leadership
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.maintenance.archives import must_wait

@@ -115,7 +115,7 @@ class Repair:
         """
         self._reread_only_volume()
         before = self._metadata.statuses(self._lock_timeout_s)
-        self._metadata.memory.doubt(volume_id for volume_id, status in before.items() if status.state in HURT)
+        self._metadata.memory.invalidate(volume_id for volume_id, status in before.items() if status.state in HURT)
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as session:
             for volume in session.writable:
                 was = before.get(volume.volume_id)
@@ -190,7 +190,7 @@ class Repair:
                 self._env.files.drop_cache(path)
             log.read()
         self._afresh.add(only.volume_id)
-        self._metadata.memory.trust_again()
+        self._metadata.memory.reset_after_reread()
 
     # --- metadata files
 

@@ -183,8 +183,8 @@ def votes_and_writes_in_one_put() -> list[Replacement]:
             durable={**self.view.durable, **dict.fromkeys(positions, entry.index)},
         )  # fmt: skip
         self._now = session.replace(self._now, view=session.moved_on(self.view, change.state, entry))
-        self._memory.lead(leadership)
-        self._memory.led(self.view)
+        self._memory.start_term(leadership)
+        self._memory.record_write(self.view)
 
     return [(Session, "_recover", recover)]
 
@@ -204,7 +204,7 @@ def writes_without_a_vote() -> list[Replacement]:
             return
         positions = self._on_members(prepare, "segment", None)
         self._see(positions=positions, term_seen=leadership.term)
-        self._memory.lead(leadership)
+        self._memory.start_term(leadership)
         self._write(self._apply(NoOp(), leadership), leadership, frees)
 
     original = Session._recover

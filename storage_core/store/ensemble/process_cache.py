@@ -46,12 +46,14 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CachedState:
     """All that a process knows of a store between sessions."""
 
     view: View | None = None  # committed
     leadership: Leadership | None = None  # None: the next command opens a new term
-    led_to: Mapping[bytes, Position] = field(default_factory=dict)  # ends of the logs when it last wrote as leader
+    last_written_ends: Mapping[bytes, Position] = field(
+        default_factory=dict
+    )  # ends of the logs when it last wrote as leader
     failed: Mapping[tuple[bytes, bytes], str] = field(default_factory=dict)  # (volume, instance) not written: why
     statuses: Mapping[bytes, VolumeStatus] = field(default_factory=dict)  # of the last session that read everything
     foreign: Mapping[bytes, CommitRecord | None] = field(default_factory=dict)  # of another copy: what they record
@@ -62,12 +64,12 @@ class Known:
         return self.view.term_seen if self.view is not None else 0
 
 
-class Memory:
+class ProcessCache:
     """Keeps that record, and reads volumes by it. Safe to use from several threads."""
 
     def __init__(self, env: Environment) -> None:
         self.env = env
-        self.known = Known()
+        self.known = CachedState()
         self._last_states: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
         self._records: dict[bytes, Fetched] = {}  # by volume in an object store: of its log, as last read
@@ -97,7 +99,7 @@ class Memory:
             if self.known.view is None or view.index >= self.known.view.index:
                 self.known = replace(self.known, view=view)
 
-    def lead(self, leadership: Leadership) -> None:
+    def start_term(self, leadership: Leadership) -> None:
         """The vote of this leadership is durable on a majority."""
         self._swap(leadership=leadership)
 
@@ -105,11 +107,15 @@ class Memory:
     def leads(self) -> bool:
         """Whether this process leads, and has read nothing that others wrote since."""
         known = self.known
-        return known.leadership is not None and known.view is not None and dict(known.view.positions) == known.led_to
+        return (
+            known.leadership is not None
+            and known.view is not None
+            and dict(known.view.positions) == known.last_written_ends
+        )
 
-    def led(self, view: View) -> None:
+    def record_write(self, view: View) -> None:
         """As leader this process has written what the logs end with, and it is committed."""
-        self._swap(led_to=dict(view.positions))
+        self._swap(last_written_ends=dict(view.positions))
         self.keep(view)
 
     def forget(self) -> None:
@@ -124,12 +130,12 @@ class Memory:
         """Remember which volumes are of another copy of the store."""
         self._swap(foreign=foreign)
 
-    def distrust(self, volume_id: bytes, instance_id: bytes, reason: str) -> None:
+    def mark_failed(self, volume_id: bytes, instance_id: bytes, reason: str) -> None:
         """Write this instance of a volume no more."""
         with self._swapping:
             self.known = replace(self.known, failed={**self.known.failed, (volume_id, instance_id): reason})
 
-    def doubt(self, volume_ids: Iterable[bytes]) -> None:
+    def invalidate(self, volume_ids: Iterable[bytes]) -> None:
         """Have the next session read everything: there is damage before the ends of these volumes' logs."""
         left = set(volume_ids)
         for volume_id in left:
@@ -140,7 +146,7 @@ class Memory:
                 positions = {volume_id: at for volume_id, at in view.positions.items() if volume_id not in left}
                 self.known = replace(self.known, view=replace(view, positions=positions))
 
-    def trust_again(self) -> None:
+    def reset_after_reread(self) -> None:
         """After the disk was read anew: volumes that failed in this process go on from what is found there."""
         self._records.clear()
         self._swap(failed={}, leadership=None, view=None)
@@ -163,7 +169,7 @@ class Memory:
         answers = on_each(self.env, volumes, read, is_shared=True)
         for at, (volume, answer) in enumerate(zip(volumes, answers, strict=True)):
             if isinstance(answer, UnreachableError):
-                answers[at] = _away(self._begun(volume, held), answer)
+                answers[at] = _without_answer(self._before_reading(volume, held), answer)
         return unless_raised(answers)
 
     def read(
@@ -179,7 +185,7 @@ class Memory:
         `for_state`: only with what leads to its newest state. `listing`: what lay there a moment ago, if that is known.
         `before`: records that were read before.
         """
-        seen = self._begun(volume, held)
+        seen = self._before_reading(volume, held)
         if volume.identity is None:
             return replace(seen, state=volume.state, reason=volume.reason, error=volume.refusal)
         why = self.known.failed.get((volume.volume_id, volume.identity.instance_id))
@@ -193,7 +199,7 @@ class Memory:
         except (StorageError, OSError) as caught:
             raise_if_limit(caught, volume.path)
             if isinstance(caught, UnreachableError):
-                return _away(seen, caught)
+                return _without_answer(seen, caught)
             if is_of_process(caught):  # rights, or a mount that was changed: this volume cannot be asked, no more
                 ours = of_process(caught, volume.path)
                 return replace(seen, state=VolumeState.MISSING, reason=str(ours), error=ours)
@@ -203,7 +209,7 @@ class Memory:
                 error = VolumeFailedError(f"{volume.path} cannot be read: {caught}")
         return replace(seen, state=VolumeState.DAMAGED, reason=str(error), error=error)
 
-    def _begun(self, volume: Volume, held: Held | None) -> ReadVolume:
+    def _before_reading(self, volume: Volume, held: Held | None) -> ReadVolume:
         """Return what is known of a volume before its log is read."""
         locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
         instance_id = volume.identity.instance_id if volume.identity is not None else b""
@@ -237,7 +243,7 @@ class Memory:
         return known
 
 
-def _away(seen: ReadVolume, why: UnreachableError) -> ReadVolume:
+def _without_answer(seen: ReadVolume, why: UnreachableError) -> ReadVolume:
     away = VolumeAwayError(f"{seen.name} gives no answer: {why}")
     return replace(seen, state=VolumeState.MISSING, reason=str(away), error=away)
 
