@@ -26,7 +26,7 @@ from datasource.settings import LOCK_TIMEOUT_S
 from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError, CheckpointLostError
 from storage_core.paths import is_in_object_store, place, real_place
 from storage_core.store.consumers import leases
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import REAL
 
 SUFFIX = ".etl"

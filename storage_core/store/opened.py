@@ -26,9 +26,9 @@ from storage_core.errors import (
 )
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
-from storage_core.store.ensemble.moving import move
+from storage_core.store.ensemble.host_check import check_host
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.ensemble.session import Session
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
@@ -57,16 +57,16 @@ LOCK_TIMEOUT_S = 60.0
 class OpenStore:
     """What streams, consumers, reports and repairs need of a store."""
 
-    def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
+    def __init__(self, metadata: MetadataClient, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
         self._metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
         self._is_closed = False
-        self._commits = CommitGroups(partial(self.session, may_assume=True))
+        self._commits = CommitGroups(partial(self.session, optimistic=True))
         self.read_only = read_only
 
     # --- who and where
 
     @property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> MetadataClient:
         """The store's metadata, through which every operation goes. Raises StoreClosedError after `close`."""
         self.check_open()
         return self._metadata
@@ -115,12 +115,12 @@ class OpenStore:
         """Return the newest view, this one if nothing was committed since. For a caller that asks again soon: in object
         stores one small request asks one volume, another each time.
         """
-        return self.view() if self.metadata.may_have_news(view) else view
+        return self.view() if self.metadata.may_have_advanced(view) else view
 
     @property
     def known(self) -> View:
         """The newest view that this process has, at least what its own last write left. Asks no volume but once."""
-        return self.metadata.memory.known.view or self.view()
+        return self.metadata.cache.known.view or self.view()
 
     def index(self) -> int:
         """Return the log index that `state` stands at: it grows with every change."""
@@ -128,7 +128,7 @@ class OpenStore:
 
     def check_host(self) -> None:
         """Raise OtherHostError if another host writes the store; takes no lock, and writes nothing."""
-        move(self.state(), self.volumes(), self.label, self._env)
+        check_host(self.state(), self.volumes(), self.label, self._env)
 
     def __repr__(self) -> str:
         closed = "closed Store" if self._is_closed else "Store"
@@ -160,14 +160,14 @@ class OpenStore:
             if stream.config.retention != LIMITS:
                 count += self._release_all(stream.incarnation)
             if has_removal_limit(stream) or len(stream.expiries):
-                with self.session(frees=True) as session:
+                with self.session(releases_space=True) as session:
                     count += self.enforce(session, stream.incarnation)
         return count
 
     def _release_all(self, incarnation: bytes) -> int:
         count, more = 0, 1
         while more:
-            with self.session(frees=True) as session:
+            with self.session(releases_space=True) as session:
                 more = self.release(session, incarnation)
             count += more
         return count
@@ -241,7 +241,7 @@ class OpenStore:
         For blocks that this process makes itself: the session of the commit finds out whether that still holds, and
         raises OutdatedTransaction. None if this process does not know enough.
         """
-        view, volumes = self.metadata.memory.known.view, self.metadata.known_volumes
+        view, volumes = self.metadata.cache.known.view, self.metadata.known_volumes
         if self.read_only or view is None or any(volume.identity is None for volume in volumes):
             return None
         stream = view.state.by_incarnation(incarnation)
@@ -350,9 +350,13 @@ class OpenStore:
     # --- sessions
 
     @contextmanager
-    def session(self, view: View | None = None, *, frees: bool = False, may_assume: bool = False) -> Iterator[Session]:
+    def session(
+        self, view: View | None = None, *, releases_space: bool = False, optimistic: bool = False
+    ) -> Iterator[Session]:
         """Hold the store, and do the bounded maintenance after what was done with it. As `Metadata.session`."""
-        with self.metadata.session(self.lock_timeout_s, frees=frees, may_assume=may_assume, view=view) as session:
+        with self.metadata.session(
+            self.lock_timeout_s, releases_space=releases_space, optimistic=optimistic, view=view
+        ) as session:
             yield session
             self.maintenance.after(session)
 

@@ -26,7 +26,7 @@ from storage_core.metadata.stream_changes import new_config
 from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
 from storage_core.quantities import whole_number
 from storage_core.store import describe
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import REAL, Environment, reaching
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
 from storage_core.store.volume import placement
@@ -67,7 +67,7 @@ class Store(OpenStore):
         paths = check_apart(resolve_paths(volumes))
         env = _reaching(paths, env, storage_options)
         made = creation.create_volumes(paths, StoreSettings.from_mapping(settings), env)
-        return cls(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
+        return cls(MetadataClient(env, made), env, False, LOCK_TIMEOUT_S)
 
     @classmethod
     def open(
@@ -90,7 +90,7 @@ class Store(OpenStore):
         _check_opening(read_only, take_over, recovers, lock_timeout_s)
         paths = resolve_paths(path_or_paths)
         env = _reaching(paths, env, storage_options)
-        metadata = Metadata.at(env, paths, read_only, for_view=not take_over, recovers=recovers)
+        metadata = MetadataClient.at(env, paths, read_only, for_view=not take_over, recovers=recovers)
         store = cls(metadata, replace(env, leaves_reports=not read_only), read_only, lock_timeout_s)
         if take_over:
             with metadata.session(lock_timeout_s, take_over=True):
@@ -143,7 +143,7 @@ class Store(OpenStore):
         open between calls are closed, so that nothing is in the way of unmounting a volume.
         """
         self._is_closed = True
-        self._metadata.memory.close()
+        self._metadata.cache.close()
         if "maintenance" in vars(self):
             self.maintenance.close()
 

@@ -115,7 +115,7 @@ class Stream(ReadableStream):
 
     def delete(self) -> None:
         """Delete the stream and its messages. A stream made later under its name is another incarnation."""
-        with self._store.session(frees=True) as session:
+        with self._store.session(releases_space=True) as session:
             session.propose(DeleteStream(self._in(session.state).incarnation))
 
     # --- writing
@@ -274,7 +274,7 @@ class Stream(ReadableStream):
 
     def _remove(self, request: Removal) -> int:
         store = self._store
-        with store.session(frees=True) as session:
+        with store.session(releases_space=True) as session:
             result = session.propose(store.removal(session, self._in(session.state), request))
         assert isinstance(result, machine.RemoveDone)
         return result.message_count

@@ -18,7 +18,7 @@ from storage_core.errors import CorruptionError, OutcomeUnknownError, StorageErr
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState
 from storage_core.os_errors import UnreachableError
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 
 SEED_COUNT = 150
 ACKED_MIN = 400  # a simulation in which everything fails shows nothing
@@ -86,8 +86,8 @@ class Played:
         self.world.create()
         self.buckets = list(self.world.service.buckets.values())
 
-    def process(self, read_only: bool = False) -> Metadata:
-        return Metadata.at(self.world.environment(), self.world.paths, read_only)
+    def process(self, read_only: bool = False) -> MetadataClient:
+        return MetadataClient.at(self.world.environment(), self.world.paths, read_only)
 
     @contextmanager
     def without(self, number: int) -> Iterator[None]:
@@ -213,10 +213,10 @@ def test_volume_that_lags_behind_what_was_read_is_not_taken_for_one_in_step() ->
 def test_commit_of_a_leader_is_a_record_and_a_look_on_each_volume(volume_count: int) -> None:
     world = World(1, Plan(volume_count, 0, 0, 100, Odds(), 0.0, 0))
     world.create()
-    metadata = Metadata.at(world.environment(), world.paths)
+    metadata = MetadataClient.at(world.environment(), world.paths)
     for _ in range(2):
         world.service.call_counts.clear()
-        with metadata.session(60.0, may_assume=True) as session:
+        with metadata.session(60.0, optimistic=True) as session:
             with session.group():
                 session.propose(RecordEvents((Event("acked"),)))
     assert world.service.call_counts == {"create": volume_count, "head": volume_count}
@@ -226,15 +226,15 @@ def test_commit_of_a_leader_is_a_record_and_a_look_on_each_volume(volume_count: 
 def test_look_for_news_is_a_listing_of_each_volume(volume_count: int) -> None:
     world = World(1, Plan(volume_count, 0, 0, 100, Odds(), 0.0, 0))
     world.create()
-    metadata = Metadata.at(world.environment(), world.paths)
+    metadata = MetadataClient.at(world.environment(), world.paths)
     for _ in range(3):
         world.service.call_counts.clear()
         metadata.view(60.0)
     assert world.service.call_counts == {"list": volume_count}
 
 
-def find_nothing_to_write(process: Metadata) -> None:
-    with process.session(60.0, may_assume=True) as session:
+def find_nothing_to_write(process: MetadataClient) -> None:
+    with process.session(60.0, optimistic=True) as session:
         assert shown(session.state) == ["acked"]
         with session.group():
             pass  # by what is known nothing has to be written
@@ -249,5 +249,5 @@ def test_refusal_by_what_a_leader_knows_is_confirmed() -> None:
             session.propose(RecordEvents((Event("acked"),)))
     with pytest.raises(SupersededError):
         find_nothing_to_write(first)
-    with first.session(60.0, may_assume=True) as session:
+    with first.session(60.0, optimistic=True) as session:
         assert shown(session.state) == ["acked", "acked"]

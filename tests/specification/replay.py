@@ -33,7 +33,7 @@ from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.raft import log_format
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE
 from storage_core.store.ensemble.creation import create_volumes
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume import locks
 from storage_core.store.volume.identity import read_identity
@@ -152,7 +152,7 @@ class Process:
         self.files = replay.disk.process()
         self.env = replay.environment(GatedFiles(self.files, self), self.in_round)
         self.gates = Gates()
-        self.metadata: Metadata | None = None
+        self.metadata: MetadataClient | None = None
         self.session: threading.Thread | None = None
         self.outcome: str | BaseException = "no session yet"
         self._round = threading.local()
@@ -170,7 +170,7 @@ class Process:
     def _take(self, name: str) -> None:
         try:
             if self.metadata is None:
-                self.metadata = Metadata.at(self.env, PATHS)
+                self.metadata = MetadataClient.at(self.env, PATHS)
             self._proposing = ""
             with self.metadata.session(0.0) as session:
                 self._proposing = name
@@ -408,7 +408,7 @@ class Replay:
 
     def look(self) -> None:
         """Read as a process does that has just begun and takes no lock: what it sees is promised."""
-        metadata = Metadata.at(self.environment(self.disk.process(), one_after_another), PATHS, read_only=True)
+        metadata = MetadataClient.at(self.environment(self.disk.process(), one_after_another), PATHS, read_only=True)
         try:
             self.promised |= {one.name for one in metadata.view(0.0).state.streams.values()}
         except CorruptionError as error:
@@ -445,5 +445,5 @@ class Replay:
         with self._alone(disk).session(0.0) as session:
             return {one.name for one in session.state.streams.values()}
 
-    def _alone(self, disk: SimulatedDisk) -> Metadata:
-        return Metadata.at(self.environment(disk.process(), one_after_another), PATHS)
+    def _alone(self, disk: SimulatedDisk) -> MetadataClient:
+        return MetadataClient.at(self.environment(disk.process(), one_after_another), PATHS)

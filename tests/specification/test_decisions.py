@@ -28,7 +28,7 @@ from storage_core.raft import log_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.log_format import PAGE_SIZE, SegmentHeader
 from storage_core.store.ensemble import decision as real
-from storage_core.store.ensemble.decision import Contended, ReadVolume
+from storage_core.store.ensemble.decision import LockContention, VolumeLogRead
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.log_contents import LogContents as RealEvidence
@@ -116,14 +116,14 @@ def is_read(volume: Volume) -> bool:
     return volume.is_there and volume.standing != "blank" and bool(volume.records)
 
 
-def found(state: State, process: int) -> list[ReadVolume]:
+def found(state: State, process: int) -> list[VolumeLogRead]:
     result = []
     for at, volume in enumerate(state.volumes):
-        one = ReadVolume(IDS[at], f"volume {at}", INSTANCE)
+        one = VolumeLogRead(IDS[at], f"volume {at}", INSTANCE)
         if is_read(volume):
             contents = real_contents(at, volume.records, volume.commit, volume.named)
             locked = volume.holder == process
-            one = ReadVolume(IDS[at], f"volume {at}", INSTANCE, contents, locked=locked, busy=not locked)
+            one = VolumeLogRead(IDS[at], f"volume {at}", INSTANCE, contents, locked=locked, busy=not locked)
         result.append(one)
     return result
 
@@ -161,12 +161,12 @@ def check_same(state: State, process: int) -> str:
     if expected.split:
         verdict = "is torn between two copies"
         busy = any(one.contents is not None and one.busy for one in at_hand)
-        with pytest.raises(Contended if busy else NoQuorumError):
+        with pytest.raises(LockContention if busy else NoQuorumError):
             real.decide(at_hand, known)
     elif len(votes) < 2:
         busy = any(one.contents is not None and one.busy for one in at_hand)
         verdict = "backs off" if busy else "refuses"
-        with pytest.raises(Contended if busy else NoQuorumError):
+        with pytest.raises(LockContention if busy else NoQuorumError):
             real.decide(at_hand, known)
     elif not expected.tips:
         verdict = "finds committed entries missing"
@@ -175,22 +175,25 @@ def check_same(state: State, process: int) -> str:
     else:
         (tip,) = expected.tips
         decided = real.decide(at_hand, known)
-        assert decided.lead.tip == (INDEX[tip], TERM[tip], real_entry(tip).chain)
-        assert [entry.chain for entry in decided.lead.entries] == [real_entry(one).chain for one in LOG[tip]]
+        assert decided.chosen_log.tip == (INDEX[tip], TERM[tip], real_entry(tip).chain)
+        assert [entry.chain for entry in decided.chosen_log.entries] == [real_entry(one).chain for one in LOG[tip]]
         assert decided.term_seen == expected.term
         for at, task in tasks.items():
             volume, status = state.volumes[at], statuses[at]
             if volume.standing == "retired":
                 assert not status.written
                 continue
-            assert (status.written, status.drop_record) == (task.takes_part, task.takes_part and task.drops_record)
+            assert (status.written, status.clear_commit_record) == (
+                task.takes_part,
+                task.takes_part and task.drops_record,
+            )
             if status.state == VolumeState.FOREIGN:
                 assert not task.takes_part
                 continue
             trusted = LOG[max(volume.commit, 0)][: task.trusted_index]
-            if status.written and not status.in_step:
-                assert status.keep == sum(is_prefix(one, tip) for one in trusted)
-            if status.in_step:
+            if status.written and not status.up_to_date:
+                assert status.keep_up_to == sum(is_prefix(one, tip) for one in trusted)
+            if status.up_to_date:
                 assert volume.commit == tip and not read(volume.records).bad
     return verdict
 

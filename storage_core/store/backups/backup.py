@@ -39,7 +39,7 @@ from storage_core.paths import is_in_object_store
 from storage_core.quantities import rfc3339
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup_format import Backup, BackupBlocks, Manifest
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore
 from storage_core.store.replicas import copies

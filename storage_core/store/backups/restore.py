@@ -41,9 +41,9 @@ from storage_core.store.backups.backup import (
     open_backup,
 )
 from storage_core.store.backups.backup_format import Backup
-from storage_core.store.ensemble import creation, unfinished
-from storage_core.store.ensemble.ensemble import Metadata, translated
-from storage_core.store.ensemble.unfinished import Begun
+from storage_core.store.ensemble import creation, interrupted_creation
+from storage_core.store.ensemble.interrupted_creation import PartialVolume
+from storage_core.store.ensemble.metadata_client import MetadataClient, translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 class Restored:
     """A store that was restored, and what there is to say about that."""
 
-    metadata: Metadata
+    metadata: MetadataClient
     report: dict[str, Any]
 
 
@@ -82,7 +82,7 @@ def restore_store(
         made = _make(paths, backup, progress, env)
     else:
         made = finished
-    store = OpenStore(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
+    store = OpenStore(MetadataClient(env, made), env, False, LOCK_TIMEOUT_S)
     try:
         with store.session():  # whose maintenance writes the journals of placements
             pass
@@ -147,13 +147,13 @@ def _finish_or_clear(paths: Sequence[Path], env: Environment) -> list[Volume] | 
     Raises AlreadyExistsError.
     """
     with translated(", ".join(map(str, paths))):
-        finished = unfinished.resume(paths, RESTORING, _clear, env)
+        finished = interrupted_creation.resume(paths, RESTORING, _clear, env)
         if finished is None:
             _check_empty(paths, env)
         return finished
 
 
-def _clear(begun: Sequence[Begun], env: Environment) -> None:
+def _clear(begun: Sequence[PartialVolume], env: Environment) -> None:
     _check_empty([volume.path for volume in begun if not volume.is_marked], env)
     for volume in begun:
         if volume.is_marked:
@@ -191,7 +191,7 @@ def _make(paths: Sequence[Path], backup: Backup, progress: Progress | None, env:
         creation.fill(volumes, first, state.settings, env, content.write_with_marks)
     try:
         for volume in volumes:
-            unfinished.remove_mark(volume.path, RESTORING, env)
+            interrupted_creation.remove_mark(volume.path, RESTORING, env)
     except OSError as error:
         logger.warning("%s: the mark of the restore is left there, and means nothing: %s", error.filename, error)
     return volumes
@@ -207,7 +207,7 @@ class _Content:
     env: Environment
 
     def write_with_marks(self, volumes: Sequence[Volume]) -> None:
-        unfinished.write_marks(volumes, RESTORING, self.env)
+        interrupted_creation.write_marks(volumes, RESTORING, self.env)
         self.write(volumes)
 
     def write(self, volumes: Sequence[Volume]) -> None:

@@ -43,7 +43,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected, stream_summary
 from storage_core.store.backups.backup_format import Backup
 from storage_core.store.backups.restore import ProgressCounter, check_files
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore

@@ -45,7 +45,7 @@ from storage_core.file_kinds import LEASE
 from storage_core.files import Files
 from storage_core.objects.client import CALL_TIMEOUT_S
 from storage_core.raft.rules import majority
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.ensemble.process_cache import on_each
 from storage_core.store.environment import Environment
 from storage_core.store.volume.identity import OWNERS, VolumeIdentity

@@ -32,7 +32,7 @@ from storage_core.metadata.state import StreamState
 from storage_core.raft.rules import majority
 from storage_core.store.consumers import leases
 from storage_core.store.consumers.leases import EXPIRES_S, LeaseName, Leases, OtherOwner
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore

@@ -21,23 +21,23 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage_core.store.ensemble.logs import Lead, Node
+from storage_core.store.ensemble.merged_log import LogChain, Node
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class VolumeBranch:
     """Where one volume stands."""
 
     volume_id: bytes
     name: str  # for people
-    log: Lead  # its own, to the last entry that a whole chain leads to
-    marks: tuple[tuple[Node, Lead | None], ...]  # what it says is committed, with the log that leads there
+    log: LogChain  # its own, to the last entry that a whole chain leads to
+    marks: tuple[tuple[Node, LogChain | None], ...]  # what it says is committed, with the log that leads there
     end: int  # the last entry before the first one that is bad, on a whole chain or not
     stated: Mapping[bytes, int]  # by volume: the highest index that its log or commit record says to be durable there
 
 
 @dataclass(slots=True)
-class Branches:
+class Comparison:
     """What becomes of the volumes."""
 
     foreign: dict[bytes, str] = field(default_factory=dict)  # by volume: why
@@ -45,59 +45,57 @@ class Branches:
     held: tuple[Node, ...] = ()  # what the log to lead with has to hold
 
 
-def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> Branches:
+def compare(branches: Sequence[VolumeBranch], voting: Collection[bytes], needed: int) -> Comparison:
     """Return on which branch the store goes on. `needed`: how many of the `voting` volumes are a majority."""
-    foreign = _foreign_by_their_word(stands, voting, needed)
-    stands = [stand for stand in stands if stand.volume_id not in foreign]
-    if _are_on_one_branch(stands):
-        return Branches(foreign)
-    majority, log = _deepest_held([stand for stand in stands if stand.volume_id in voting], needed)
-    result = Branches(foreign, held=(majority,))
+    foreign = _foreign_by_their_word(branches, voting, needed)
+    branches = [branch for branch in branches if branch.volume_id not in foreign]
+    if _are_on_one_branch(branches):
+        return Comparison(foreign)
+    majority, log = _deepest_held([branch for branch in branches if branch.volume_id in voting], needed)
+    result = Comparison(foreign, held=(majority,))
     agrees: bool | None
-    for stand in stands:
-        for mark, leading in stand.marks:
-            if leading is None and stand.log.chain_at(mark[0]) not in (mark[1], None):
+    for branch in branches:
+        for mark, leading in branch.marks:
+            if leading is None and branch.log.chain_at(mark[0]) not in (mark[1], None):
                 agrees = False  # with what stands beside it
             elif leading is None and mark[0] > majority[0]:  # its log was cut: the mark lies where that would have led
-                agrees = _agree((stand.log.tip.index, stand.log.tip.chain), stand.log, majority, log)
+                agrees = _agree((branch.log.tip.index, branch.log.tip.chain), branch.log, majority, log)
             else:
                 agrees = _agree(mark, leading, majority, log)
             if agrees is None and mark[0] > majority[0]:
                 result.split = (
-                    f"entry {mark[0]} is committed by what {stand.name} says, and a majority of the volumes holds "
+                    f"entry {mark[0]} is committed by what {branch.name} says, and a majority of the volumes holds "
                     f"entry {majority[0]}, too far below to tell whether it leads there"
                 )
             elif agrees is False:
-                result.foreign[stand.volume_id] = why_foreign(stand.name, mark[0], len(voting))
-    marks = [pair for stand in stands if stand.volume_id not in result.foreign for pair in stand.marks]
+                result.foreign[branch.volume_id] = foreign_reason(branch.name, mark[0], len(voting))
+    marks = [pair for branch in branches if branch.volume_id not in result.foreign for pair in branch.marks]
     highest, path = max(((mark, log) for mark, log in marks if log is not None), default=((0, b""), None), key=_index)
     if path is not None and highest[0] > majority[0]:
         result.held += (highest,)
         if any(path.chain_at(mark[0]) not in (mark[1], None) for mark, _ in marks):
             result.split = "commit records contradict each other, and no branch of the log has a majority"
-    logs = [stand.log for stand in stands if stand.volume_id not in result.foreign]
+    logs = [branch.log for branch in branches if branch.volume_id not in result.foreign]
     if not _is_of_one_leader_a_term([log for log in logs if all(log.agrees(*node) for node in result.held)]):
         result.split = "two entries have one place and one term, and a term has one leader"
     if result.split:
-        result.split = f"{result.split}: {_tell(stands, majority)}"
+        result.split = f"{result.split}: {_description(branches, majority)}"
     return result
 
 
-def _foreign_by_their_word(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> dict[bytes, str]:
+def _foreign_by_their_word(
+    branches: Sequence[VolumeBranch], voting: Collection[bytes], needed: int
+) -> dict[bytes, str]:
     """Return the volumes by whose word a majority of the voters has lost entries that were durable.
 
     If these are more than may fail, volumes that contradict each other are no evidence against one another.
     """
     for lost in (_has_lost, _ends_below):
         foreign = {
-            stand.volume_id: f"{stand.name}: by its metadata log a majority of the volumes had entries that none of "
+            branch.volume_id: f"{branch.name}: by its metadata log a majority of the volumes had entries that none of "
             "them has: the disk is of another copy of the store"
-            for stand in stands
-            if sum(
-                lost(other_stand, stand)
-                for other_stand in stands
-                if other_stand.volume_id in voting and other_stand is not stand
-            )
+            for branch in branches
+            if sum(lost(other, branch) for other in branches if other.volume_id in voting and other is not branch)
             >= needed
         }
         if len(foreign) <= len(voting) - needed:
@@ -105,24 +103,24 @@ def _foreign_by_their_word(stands: Sequence[Stand], voting: Collection[bytes], n
     return foreign
 
 
-def _ends_below(stand: Stand, teller: Stand) -> bool:
-    return stand.end < teller.stated.get(stand.volume_id, 0)
+def _ends_below(branch: VolumeBranch, teller: VolumeBranch) -> bool:
+    return branch.end < teller.stated.get(branch.volume_id, 0)
 
 
-def _has_lost(stand: Stand, teller: Stand) -> bool:
+def _has_lost(branch: VolumeBranch, teller: VolumeBranch) -> bool:
     """Return whether a volume lacks what is said to be durable on it. What a later leader replaced is not lost, and
     what was committed is never replaced.
     """
-    if _ends_below(stand, teller):
+    if _ends_below(branch, teller):
         return True
-    index = teller.stated.get(stand.volume_id, 0)
-    own = stand.log.chain_at(index)  # also below its snapshot
+    index = teller.stated.get(branch.volume_id, 0)
+    own = branch.log.chain_at(index)  # also below its snapshot
     if own is None:
         return False
     committed = [path.chain_at(index) for mark, path in teller.marks if path is not None and index <= mark[0]]
     if any(chain not in (own, None) for chain in committed):
         return True
-    entry, teller_entry = stand.log.at(index), teller.log.at(index)
+    entry, teller_entry = branch.log.at(index), teller.log.at(index)
     return (
         entry is not None
         and teller_entry is not None
@@ -131,7 +129,7 @@ def _has_lost(stand: Stand, teller: Stand) -> bool:
     )
 
 
-def _is_of_one_leader_a_term(logs: Sequence[Lead]) -> bool:
+def _is_of_one_leader_a_term(logs: Sequence[LogChain]) -> bool:
     """Return whether entries of one index and term are the same everywhere; those of two copies need not be."""
     chains: dict[tuple[int, int], bytes] = {}
     return all(
@@ -141,7 +139,7 @@ def _is_of_one_leader_a_term(logs: Sequence[Lead]) -> bool:
     )
 
 
-def why_foreign(name: str, index: int, voter_count: int) -> str:
+def foreign_reason(name: str, index: int, voter_count: int) -> str:
     if voter_count == 1:
         return f"{name}: entry {index} of the metadata log is not the one that was committed (the hash chains differ)"
     return (
@@ -150,30 +148,32 @@ def why_foreign(name: str, index: int, voter_count: int) -> str:
     )
 
 
-def _index(mark: tuple[Node, Lead | None]) -> int:
+def _index(mark: tuple[Node, LogChain | None]) -> int:
     return mark[0][0]
 
 
-def _are_on_one_branch(stands: Sequence[Stand]) -> bool:
+def _are_on_one_branch(branches: Sequence[VolumeBranch]) -> bool:
     """Return whether everything lies on the longest log, for certain."""
-    logs = [stand.log for stand in stands] + [log for stand in stands for _, log in stand.marks if log is not None]
+    logs = [branch.log for branch in branches] + [
+        log for branch in branches for _, log in branch.marks if log is not None
+    ]
     longest = max(logs, key=lambda log: log.tip.index, default=None)
     if longest is None:
         return True
-    nodes = [(stand.log.tip.index, stand.log.tip.chain) for stand in stands] + [
-        mark for stand in stands for mark, _ in stand.marks
+    nodes = [(branch.log.tip.index, branch.log.tip.chain) for branch in branches] + [
+        mark for branch in branches for mark, _ in branch.marks
     ]
     return all(index > longest.tip[0] or longest.chain_at(index) == chain for index, chain in nodes)
 
 
-def _deepest_held(voters: Sequence[Stand], needed: int) -> tuple[Node, Lead | None]:
+def _deepest_held(voters: Sequence[VolumeBranch], needed: int) -> tuple[Node, LogChain | None]:
     """Return the last entry that so many volumes hold, and a log that leads there."""
     counts = Counter(node for voter in voters for node in voter.log.nodes())
     deepest = max((node for node, count in counts.items() if count >= needed), default=(0, b""))
     return deepest, next((voter.log for voter in voters if voter.log.chain_at(deepest[0]) == deepest[1]), None)
 
 
-def _agree(mark: Node, path: Lead | None, held: Node, log: Lead | None) -> bool | None:
+def _agree(mark: Node, path: LogChain | None, held: Node, log: LogChain | None) -> bool | None:
     """Return whether an entry, to which `path` leads, is on one chain with the one that is held; None: unknown."""
     if log is None:  # nothing is held
         return True
@@ -185,15 +185,15 @@ def _agree(mark: Node, path: Lead | None, held: Node, log: Lead | None) -> bool 
     return None if known is None else known == expected
 
 
-def _tell(stands: Sequence[Stand], majority: Node) -> str:
+def _description(all_branches: Sequence[VolumeBranch], majority: Node) -> str:
     """Return who stands where, for people."""
-    branches: dict[Node, list[Stand]] = {}
-    for stand in sorted(stands, key=lambda stand: -stand.log.tip.index):
-        node = (stand.log.tip.index, stand.log.tip.chain)
+    branches: dict[Node, list[VolumeBranch]] = {}
+    for branch in sorted(all_branches, key=lambda branch: -branch.log.tip.index):
+        node = (branch.log.tip.index, branch.log.tip.chain)
         leaf = next((leaf for leaf, members in branches.items() if members[0].log.chain_at(node[0]) == node[1]), node)
-        branches.setdefault(leaf, []).append(stand)
+        branches.setdefault(leaf, []).append(branch)
     branch_texts = [
-        ", ".join(f"{stand.name} up to entry {stand.log.tip.index}" for stand in members)
+        ", ".join(f"{branch.name} up to entry {branch.log.tip.index}" for branch in members)
         for members in branches.values()
     ]
     return f"{' against '.join(branch_texts)}; the last entry that a majority holds is {majority[0]}"

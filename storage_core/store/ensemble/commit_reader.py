@@ -17,8 +17,8 @@ from storage_core.os_errors import raise_if_limit
 from storage_core.raft.entry import CommitRecord, Entry, EntryId
 from storage_core.raft.rules import is_quorum, majority, proven_entry
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
-from storage_core.store.ensemble.decision import ReadVolume, examine, foreign_of, newest, split_text
-from storage_core.store.ensemble.logs import Lead, Pool
+from storage_core.store.ensemble.decision import VolumeLogRead, best_chain, examine, foreign_of, split_text
+from storage_core.store.ensemble.merged_log import LogChain, MergedLog
 from storage_core.store.ensemble.process_cache import ProcessCache, on_each
 from storage_core.store.ensemble.view import View, all_applied, trail_of
 from storage_core.store.ensemble.volume_set import VolumeSet
@@ -31,11 +31,11 @@ COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to foll
 COMMIT_PAUSE_S = 0.005  # between two of them
 
 
-class Doubt(Exception):
+class UncommittedTail(Exception):
     """Entries stand above the commit record, and nobody moves it on."""
 
 
-class Unproven(Exception):
+class CommitUncertain(Exception):
     """Entries stand above what is proven to be committed, and may be: whoever leads is about to say so."""
 
 
@@ -43,16 +43,16 @@ class CommitReader:
     """Follows the commit records of a store's volumes. Takes no lock; one thread at a time."""
 
     def __init__(self, env: Environment, volume_set: VolumeSet, memory: ProcessCache, read_only: bool) -> None:
-        self._env, self._volumes, self._memory, self._read_only = env, volume_set, memory, read_only
+        self._env, self._volumes, self._cache, self._read_only = env, volume_set, memory, read_only
         self.undecided: View | None = None  # what a commit record says while newer entries may count
         self._marks: dict[bytes, Mark] = {}  # what each volume said last
-        self._asked_last = 0  # of the volumes, by `may_have_news`
+        self._asked_last = 0  # of the volumes, by `may_have_advanced`
         self.listings: dict[bytes, Listing] = {}  # what lay in logs when this call began, by volume: good for one look
 
     def follow(self) -> View | None:
         """Return the view that the commit record names; None if that is not certain without the lock."""
         self.undecided = None
-        known, seen, is_asked = self._memory.known.view, None, False
+        known, seen, is_asked = self._cache.known.view, None, False
         if known is None and not self._volumes.voters:
             before = {volume.volume_id for volume in self._volumes.known}
             seen = self.learn_voters()
@@ -84,10 +84,10 @@ class CommitReader:
         if not is_held:
             self.undecided = view
             return None
-        self._memory.keep(view)
+        self._cache.keep(view)
         return view
 
-    def learn_voters(self) -> list[ReadVolume]:
+    def learn_voters(self) -> list[VolumeLogRead]:
         """Find the other volumes by what those that were given say; return what was read.
 
         That is the log of the volume with the highest commit record; if it leads nowhere, or if the others have
@@ -96,29 +96,29 @@ class CommitReader:
         if self._volumes.is_remote:
             return self._learn_voters_from_all()
         at, commit, _, _ = self._best_commit_record()
-        logs = [self._memory.read(at, for_state=True)]
+        logs = [self._cache.read(at, for_state=True)]
         if not logs[0].contents or logs[0].contents.bad is not None or not self._all_record(commit):
-            logs = self._memory.read_all(self._volumes.known)
-        self._take_voters(newest(logs))
+            logs = self._cache.read_all(self._volumes.known)
+        self._take_voters(best_chain(logs))
         return logs
 
-    def _learn_voters_from_all(self) -> list[ReadVolume]:
+    def _learn_voters_from_all(self) -> list[VolumeLogRead]:
         """Raises why the logs cannot be read, if none can: without voters nobody knows what a majority has."""
         listings, self.listings = self.listings, {}
-        logs = self._memory.read_all(self._volumes.known, listings=listings)
-        lead = newest(logs)
+        logs = self._cache.read_all(self._volumes.known, listings=listings)
+        best = best_chain(logs)
         error = next((log.error for log in logs if log.error is not None), None)
-        if lead is None and error is not None:
+        if best is None and error is not None:
             raise error
-        self._take_voters(lead)
+        self._take_voters(best)
         read = {log.volume_id: log for log in logs}
         others = [volume for volume in self._volumes.known if volume.volume_id not in read]
-        read |= {log.volume_id: log for log in self._memory.read_all(others)}
+        read |= {log.volume_id: log for log in self._cache.read_all(others)}
         return [read[volume.volume_id] for volume in self._volumes.known]
 
-    def _take_voters(self, lead: Lead | None) -> None:
+    def _take_voters(self, log: LogChain | None) -> None:
         """Go by the voters that the log which leads names."""
-        voters = self._memory.state_of(lead).voters if lead is not None else ()
+        voters = self._cache.state_of(log).voters if log is not None else ()
         if len(voters) > 1 or len(self._volumes.known) > 1:
             self._volumes.complete(
                 voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes.known],
@@ -126,7 +126,7 @@ class CommitReader:
             )
         self._volumes.voters = voters
 
-    def _are_all(self, seen: list[ReadVolume] | None) -> bool:
+    def _are_all(self, seen: list[VolumeLogRead] | None) -> bool:
         """Return whether what was read are the logs of all volumes, whole, each of which says where it ends."""
         logs = {log.volume_id: log.contents for log in seen or ()}
         whole = [volume_id for volume_id, log in logs.items() if log is not None and log.bad is None and log.end]
@@ -138,7 +138,7 @@ class CommitReader:
         return all(mark is None or mark.commit == commit for mark in marks)
 
     def _best_commit_record(
-        self, seen: list[ReadVolume] | None = None, is_asked: bool = False
+        self, seen: list[VolumeLogRead] | None = None, is_asked: bool = False
     ) -> tuple[Volume, CommitRecord | None, bool, bool]:
         """Return the highest commit record, where it stands, whether enough of all are whole to go by it, and whether
         a majority has this very one.
@@ -176,7 +176,7 @@ class CommitReader:
             commit, clean, end = mark[:3]
             if (
                 commit is not None
-                and self._memory.known.foreign.get(volume.volume_id) == commit
+                and self._cache.known.foreign.get(volume.volume_id) == commit
                 and len(self._volumes.known) > 1
             ):
                 errors.append(CorruptionError(f"{volume.path} is of another copy of the store"))
@@ -199,7 +199,7 @@ class CommitReader:
     ) -> tuple[Volume, CommitRecord | None]:
         """Return up to where the log is committed by what all say, and a volume that has it.
 
-        Raises Unproven if an entry above may be committed: so many have it, or cannot be asked.
+        Raises CommitUncertain if an entry above may be committed: so many have it, or cannot be asked.
         """
         voters = ids_of_voters(self._volumes.voters)
         proven = proven_entry(voters, ends)
@@ -213,8 +213,8 @@ class CommitReader:
             )
         above = sum(end.tip.index > (commit.index if commit is not None else 0) for end in ends.values())
         if len(voters) > 1 and above and above + len(voters) - len(ends) >= majority(len(voters)):
-            self.undecided = self._memory.known.view
-            raise Unproven(commit)
+            self.undecided = self._cache.known.view
+            raise CommitUncertain(commit)
         return volume, commit
 
     def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
@@ -251,7 +251,7 @@ class CommitReader:
         )  # fmt: skip
 
     def read_up_to(
-        self, commit: CommitRecord, first: bool, clean: bool, seen: list[ReadVolume] | None = None
+        self, commit: CommitRecord, first: bool, clean: bool, seen: list[VolumeLogRead] | None = None
     ) -> tuple[View, bool]:
         """Return the state at a commit record, from all contents, and whether a majority holds its entry.
 
@@ -261,13 +261,13 @@ class CommitReader:
         """
         are_all = self._are_all(seen)
         if seen is None:
-            logs = self._memory.read_all(self._volumes.look())
+            logs = self._cache.read_all(self._volumes.look())
         else:
             logs = seen if are_all else self._seen_beside(seen)
         if (seen is None or are_all) and len(logs) > 1:
             logs, commit = self._ours(logs, commit)
         contents = {log.volume_id: log.contents for log in logs if log.contents is not None}
-        pool = Pool(contents.values())
+        pool = MergedLog(contents.values())
         place = pool.place_of(commit)
         if place is None and seen is not None:
             return self.read_up_to(commit, first, clean)
@@ -282,12 +282,12 @@ class CommitReader:
             if only.bad is not None and only.bad.followed:
                 raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
         # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
-        lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, contents.values(), above)
+        lead = pool.chain_ending_at(place) if place is not None else _at_snapshot(pool, contents.values(), above)
         if seen is not None and not are_all and not self._is_of_majority(lead, contents):
             return self.read_up_to(commit, first, clean)
         index, term, chain = lead.tip
         view = View(
-            state=self._memory.state_of(lead),
+            state=self._cache.state_of(lead),
             index=index,
             term=term,
             chain=chain,
@@ -300,7 +300,7 @@ class CommitReader:
             term_seen=max(log.term for log in contents.values()),
             snapshot_index=lead.base.index,
             durable=pool.statements,
-            snapshot_streams=self._memory.snapshot_streams_of(lead),
+            snapshot_streams=self._cache.snapshot_streams_of(lead),
             trail=trail_of(lead),
         )
         tip = max(pool.tip_of(log).index for log in contents.values())
@@ -311,12 +311,12 @@ class CommitReader:
                     "before it names; opening the store for writing decides which of them count"
                 )
             self.undecided = view
-            raise Doubt
+            raise UncommittedTail
         voters = ids_of_voters(view.state.voters)
-        leads = {volume_id: pool.lead_to(pool.tip_of(log)) for volume_id, log in contents.items()}
+        leads = {volume_id: pool.chain_ending_at(pool.tip_of(log)) for volume_id, log in contents.items()}
         return view, is_quorum(voters, [volume_id for volume_id, lead in leads.items() if lead.agrees(index, chain)])
 
-    def _is_of_majority(self, lead: Lead, contents: Mapping[bytes, LogContents]) -> bool:
+    def _is_of_majority(self, lead: LogChain, contents: Mapping[bytes, LogContents]) -> bool:
         """Return whether the commit records of a majority name the end of the log, and none an entry elsewhere.
 
         One that is further below says nothing of what stands above it.
@@ -327,7 +327,7 @@ class CommitReader:
             for record in records.values()
         ):
             return False
-        voters = ids_of_voters(self._memory.state_of(lead).voters)
+        voters = ids_of_voters(self._cache.state_of(lead).voters)
         agreeing = [
             key
             for key, record in records.items()
@@ -335,15 +335,15 @@ class CommitReader:
         ]
         return is_quorum(voters, agreeing)
 
-    def _ours(self, logs: list[ReadVolume], commit: CommitRecord) -> tuple[list[ReadVolume], CommitRecord]:
+    def _ours(self, logs: list[VolumeLogRead], commit: CommitRecord) -> tuple[list[VolumeLogRead], CommitRecord]:
         """Return those of the volumes that are not of another copy of the store, and their highest commit record.
 
         Raises NoQuorumError if nobody can tell which copy counts, CorruptionError if ours has no commit record.
         """
-        lead = newest(logs)
+        lead = best_chain(logs)
         if lead is None:
             return logs, commit
-        voters = self._memory.state_of(lead).voters or self._volumes.voters
+        voters = self._cache.state_of(lead).voters or self._volumes.voters
         decision = examine(logs, voters)
         foreign = foreign_of(logs, decision)
         if foreign:  # or the others were read before it, and are being written
@@ -352,18 +352,18 @@ class CommitReader:
         if decision.split:
             raise NoQuorumError(split_text(decision))
         foreign = foreign_of(logs, decision)
-        self._memory.set_aside(foreign)
+        self._cache.set_aside(foreign)
         if not foreign:
             return logs, commit
         if decision.commit is None:
             raise CorruptionError(decision.statuses[next(iter(foreign))].reason)
         return [log for log in logs if log.volume_id not in foreign], decision.commit
 
-    def _read_again(self, before: ReadVolume) -> ReadVolume:
+    def _read_again(self, before: VolumeLogRead) -> VolumeLogRead:
         volume = next((volume for volume in self._volumes.known if volume.volume_id == before.volume_id), None)
-        return self._memory.read(volume) if volume is not None else before
+        return self._cache.read(volume) if volume is not None else before
 
-    def _seen_beside(self, seen: list[ReadVolume]) -> list[ReadVolume]:
+    def _seen_beside(self, seen: list[VolumeLogRead]) -> list[VolumeLogRead]:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
         seen_ids = {log.volume_id for log in seen}
         contents = [log.contents for log in seen if log.contents is not None]
@@ -378,7 +378,7 @@ class CommitReader:
                 except (StorageError, OSError) as error:  # what it held, if anything, is for a session to find out
                     raise_if_limit(error, volume.path)
                     continue
-                logs.append(ReadVolume(volume.volume_id, str(volume.path), volume.identity.instance_id, entries))
+                logs.append(VolumeLogRead(volume.volume_id, str(volume.path), volume.identity.instance_id, entries))
         return logs
 
     def _is_being_written(self, tip: int, committed: int) -> bool:
@@ -394,7 +394,7 @@ class CommitReader:
             self._env.sleep(COMMIT_PAUSE_S)
             try:
                 _, commit, _, _ = self._best_commit_record()
-            except Unproven:
+            except CommitUncertain:
                 continue
             committed = commit.index if commit is not None else committed
         return tip <= committed
@@ -405,7 +405,7 @@ class CommitReader:
             return commit.entry == EntryId(known.index, known.term, known.chain)
         return commit == known.commit
 
-    def may_have_news(self, known: View) -> bool:
+    def may_have_advanced(self, known: View) -> bool:
         """Return whether more may be committed than that, by one small request to one volume in turn.
 
         For a caller that asks again soon: what only other volumes have so far is found when they are asked.
@@ -423,7 +423,7 @@ class CommitReader:
             return True
 
     def _mark(self, volume: Volume) -> Mark:
-        known = self._memory.known.view
+        known = self._cache.known.view
         position = known.positions.get(volume.volume_id) if known is not None else None
         mark = self._marks[volume.volume_id] = volume.log.read_mark(self._marks.get(volume.volume_id), position)
         return mark
@@ -453,7 +453,7 @@ def _goes_on_from(view: View, known: View) -> bool:
     return view.index >= known.index and chain in (known.chain, None)
 
 
-def _at_snapshot(pool: Pool, contents: Iterable[LogContents], index: int) -> Lead:
+def _at_snapshot(pool: MergedLog, contents: Iterable[LogContents], index: int) -> LogChain:
     """Return the log that ends with the snapshot at `index`."""
     header = next(log.snapshot for log in contents if log.snapshot is not None and log.snapshot.index == index)
-    return pool.lead_to(header.entry)
+    return pool.chain_ending_at(header.entry)

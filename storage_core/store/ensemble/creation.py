@@ -20,8 +20,8 @@ from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vo
 from storage_core.raft.log_format import Record
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store import lock_domain
-from storage_core.store.ensemble import unfinished
-from storage_core.store.ensemble.ensemble import Metadata, translated
+from storage_core.store.ensemble import interrupted_creation
+from storage_core.store.ensemble.metadata_client import MetadataClient, translated
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity as volume_file
 from storage_core.store.volume import locks, log, object_probe, probe
@@ -54,10 +54,10 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     domain = lock_domain.of_volumes(env.lock_domain(), paths, env.file_system)
     first = _first_entry(Init(store_id, settings, voters, domain, socket.gethostname()), made, env)
 
-    fill(volumes, first, settings, env, lambda made: unfinished.write_marks(made, CREATING, env))
+    fill(volumes, first, settings, env, lambda made: interrupted_creation.write_marks(made, CREATING, env))
     with translated(", ".join(map(str, paths))):
         for path in paths:
-            unfinished.remove_mark(path, CREATING, env)
+            interrupted_creation.remove_mark(path, CREATING, env)
     return volumes
 
 
@@ -112,7 +112,7 @@ def fill_prefixes(
         begun: list[Volume] = []  # what lies there but for identities is this attempt's
         try:
             for volume in ordered if mark else ():
-                unfinished.write_mark(volume, volumes, mark, env)
+                interrupted_creation.write_mark(volume, volumes, mark, env)
                 begun.append(volume)
             if content is not None:
                 content(volumes)
@@ -166,7 +166,7 @@ def _take_back(volume: Volume, mark: str, env: Environment) -> None:
                 files.unlink(path / log.DIRECTORY / name)
         if mark:
             for name in files.list_directory(path / STREAMS):
-                unfinished.remove_files(path / STREAMS / name, env)
+                interrupted_creation.remove_files(path / STREAMS / name, env)
             files.unlink(path / mark)
     except OSError as error:
         logger.warning("%s: what was put there could not be taken away: %s", path, error)
@@ -188,10 +188,10 @@ def listed(path: Path, env: Environment) -> list[str]:
 def _finished_before(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume] | None:
     """Return the volumes of this very store if an earlier attempt made them but was killed before it said so."""
     with translated(", ".join(map(str, paths))):
-        finished = unfinished.resume(paths, CREATING, unfinished.clear_creation, env)
+        finished = interrupted_creation.resume(paths, CREATING, interrupted_creation.clear_creation, env)
     if finished is None:
         return None
-    state = Metadata(env, finished).view(0.0).state
+    state = MetadataClient(env, finished).view(0.0).state
     if state.settings != settings or state.streams:
         raise AlreadyExistsError(f"{paths[0]} holds a jstream store already")
     return finished
@@ -278,10 +278,10 @@ def empty(path: Path, env: Environment) -> None:
     try:
         if volume_file.FILE_NAME in env.files.list_directory(path):
             env.files.unlink(path / volume_file.FILE_NAME)
-        unfinished.remove_files(path / log.DIRECTORY, env)
+        interrupted_creation.remove_files(path / log.DIRECTORY, env)
         if env.files.is_directory(path / STREAMS):
             for name in env.files.list_directory(path / STREAMS):
-                unfinished.remove_files(path / STREAMS / name, env)
+                interrupted_creation.remove_files(path / STREAMS / name, env)
             env.files.remove_directory(path / STREAMS)
         for mark in {RESTORING, CREATING}.intersection(env.files.list_directory(path)):
             env.files.sync_directory(path)  # the mark is the last to go

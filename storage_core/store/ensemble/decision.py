@@ -26,8 +26,8 @@ from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import START, CommitRecord, EntryId
 from storage_core.raft.rules import is_quorum, losses_survived, majority, proven_entry, rank
 from storage_core.store.ensemble import branches
-from storage_core.store.ensemble.branches import Branches, Stand
-from storage_core.store.ensemble.logs import Lead, Node, Pool
+from storage_core.store.ensemble.branches import Comparison, VolumeBranch
+from storage_core.store.ensemble.merged_log import LogChain, MergedLog, Node
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import LogContents, Position
 from storage_core.store.volume.state import VolumeState
@@ -60,7 +60,7 @@ def _rebuild(where: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadVolume:
+class VolumeLogRead:
     """One volume as a session found it."""
 
     volume_id: bytes
@@ -83,9 +83,9 @@ class VolumeStatus:
     reason: str  # for people; empty if it is current
     votes: bool = False
     written: bool = False  # entries are written to it: it votes, or catches up
-    in_step: bool = False  # it ends where the log that leads ends, all of it durable: it needs no new segment
-    keep: int = 0  # otherwise: its entries up to here stay, later ones are written anew
-    drop_record: bool = False  # its commit record vouches for what is repaired: that goes first
+    up_to_date: bool = False  # it ends where the log that leads ends, all of it durable: it needs no new segment
+    keep_up_to: int = 0  # otherwise: its entries up to here stay, later ones are written anew
+    clear_commit_record: bool = False  # its commit record vouches for what is repaired: that goes first
     index: int = 0  # where its own log ends
     end: Position = Position(0, 0)  # the same as a place in its files
 
@@ -95,7 +95,7 @@ NOT_A_VOLUME = VolumeStatus(VolumeState.MISSING, "no volume of this store")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    lead: Lead
+    chosen_log: LogChain
     commit: CommitRecord | None  # the highest that can be read
     term_seen: int  # the highest that anything speaks of
     durable: Mapping[bytes, int]  # by volume: the highest index that anything says to be durable there
@@ -110,10 +110,10 @@ class Decision:
     @property
     def is_recovered(self) -> bool:
         """Return whether nothing has to be written before the log may be gone on with."""
-        return all(status.in_step for status in self.statuses.values() if status.written)
+        return all(status.up_to_date for status in self.statuses.values() if status.written)
 
 
-class Contended(Exception):
+class LockContention(Exception):
     """Too few may vote, and one that could is locked by another process: let go, and try again."""
 
 
@@ -121,7 +121,7 @@ class Contended(Exception):
 class _Judged:
     """A volume before it is known which log leads."""
 
-    volume: ReadVolume
+    volume: VolumeLogRead
     contents: LogContents
     tip: EntryId
     bad: int = 0  # first position that is not whole; 0: none
@@ -131,17 +131,17 @@ class _Judged:
     reason: str = ""
 
 
-def decide(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
+def decide(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> Decision:
     """Return what to do, with the volumes in the order of `voters`.
 
     Raises NoQuorumError if too few volumes may vote, or copies of the store went separate ways and none has a majority,
     ProcessError if volumes refuse this process and enough would vote otherwise, CorruptionError if a commit record is
-    above every log that can be read, or if the only volume is damaged; Contended.
+    above every log that can be read, or if the only volume is damaged; LockContention.
     """
     decision = examine(volumes, voters)
     if decision.split:
         if any(volume.contents is not None and volume.busy for volume in volumes):
-            raise Contended
+            raise LockContention
         raise NoQuorumError(split_text(decision))
     _check_votes(decision, ids_of_voters(voters), volumes)
     if decision.above is not None:
@@ -149,15 +149,15 @@ def decide(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
     return decision
 
 
-def examine(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
+def examine(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> Decision:
     """Return the same without a judgement on whether it is enough to go on with."""
     voting_ids = ids_of_voters(voters)
     at_hand = {volume.volume_id: volume for volume in volumes}
     statuses: dict[bytes, VolumeStatus] = {}
-    read: dict[bytes, ReadVolume] = {}
+    read: dict[bytes, VolumeLogRead] = {}
     for voter in voters:
         volume = at_hand.get(
-            voter.volume_id, ReadVolume(voter.volume_id, voter.path, reason="the volume was not found")
+            voter.volume_id, VolumeLogRead(voter.volume_id, voter.path, reason="the volume was not found")
         )
         problem = _excluded(volume, voter)
         # What a retired volume holds counts, its vote does not.
@@ -165,14 +165,14 @@ def examine(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
             read[voter.volume_id] = volume
         if problem is not None:
             statuses[voter.volume_id] = problem
-    everything = {volume_id: volume.contents for volume_id, volume in read.items() if volume.contents is not None}
-    pool = Pool(everything.values())
-    sides = _sides(read, pool, voting_ids, majority(len(voting_ids)))
-    for volume_id, why in sides.foreign.items():
-        statuses[volume_id] = _foreign(why, everything[volume_id])
-    contents = {volume_id: log for volume_id, log in everything.items() if volume_id not in sides.foreign}
-    if sides.foreign:
-        pool = Pool(contents.values())
+    contents_of = {volume_id: volume.contents for volume_id, volume in read.items() if volume.contents is not None}
+    pool = MergedLog(contents_of.values())
+    comparison = _compare_branches(read, pool, voting_ids, majority(len(voting_ids)))
+    for volume_id, why in comparison.foreign.items():
+        statuses[volume_id] = _foreign(why, contents_of[volume_id])
+    contents = {volume_id: log for volume_id, log in contents_of.items() if volume_id not in comparison.foreign}
+    if comparison.foreign:
+        pool = MergedLog(contents.values())
     unreadable = sum(volume_id not in contents for volume_id in voting_ids)
     rules = _Rules(contents, pool, unreadable <= losses_survived(len(voting_ids)), voting_ids)
     judged = [rules.judge(read[volume_id]) for volume_id in contents]
@@ -180,15 +180,17 @@ def examine(volumes: Sequence[ReadVolume], voters: Sequence[Voter]) -> Decision:
         may = verdict.volume.locked and verdict.volume.volume_id not in statuses
         verdict.vote = verdict.vote and may and verdict.volume.volume_id in voting_ids
         verdict.written = verdict.written and may
-    lead = _best((verdict.tip for verdict in judged), pool, sides.held)
+    chosen_log = _best((verdict.tip for verdict in judged), pool, comparison.held)
     for verdict in judged:
-        statuses.setdefault(verdict.volume.volume_id, _status(verdict, lead, is_split=bool(sides.split)))
+        statuses.setdefault(verdict.volume.volume_id, _status(verdict, chosen_log, is_split=bool(comparison.split)))
     term = max((log.term for log in contents.values()), default=0)
     ordered = {voter.volume_id: statuses[voter.volume_id] for voter in voters}
-    return Decision(lead, rules.commit, term, pool.statements, ordered, _above(judged, lead), sides.split)
+    return Decision(
+        chosen_log, rules.commit, term, pool.statements, ordered, _above(judged, chosen_log), comparison.split
+    )
 
 
-def newest(volumes: Sequence[ReadVolume]) -> Lead | None:
+def best_chain(volumes: Sequence[VolumeLogRead]) -> LogChain | None:
     """Return the log to learn from who the voters are: the best of the branch on which most volumes stand, if there is
     more than one. None if nothing can be read.
     """
@@ -196,9 +198,11 @@ def newest(volumes: Sequence[ReadVolume]) -> Lead | None:
     contents = {volume_id: volume.contents for volume_id, volume in read.items() if volume.contents is not None}
     if not contents:
         return None
-    pool = Pool(contents.values())
-    sides = _sides(read, pool, list(contents), majority(len(volumes)))
-    return _best((pool.tip_of(log) for key, log in contents.items() if key not in sides.foreign), pool, sides.held)
+    pool = MergedLog(contents.values())
+    comparison = _compare_branches(read, pool, list(contents), majority(len(volumes)))
+    return _best(
+        (pool.tip_of(log) for key, log in contents.items() if key not in comparison.foreign), pool, comparison.held
+    )
 
 
 def split_text(decision: Decision) -> str:
@@ -209,7 +213,7 @@ def split_text(decision: Decision) -> str:
     )
 
 
-def foreign_of(volumes: Sequence[ReadVolume], decision: Decision) -> dict[bytes, CommitRecord | None]:
+def foreign_of(volumes: Sequence[VolumeLogRead], decision: Decision) -> dict[bytes, CommitRecord | None]:
     """Return the volumes that are of another copy of the store, or another instance, with their commit records."""
     return {
         volume.volume_id: volume.contents.commit
@@ -220,28 +224,32 @@ def foreign_of(volumes: Sequence[ReadVolume], decision: Decision) -> dict[bytes,
     }
 
 
-def _sides(read: Mapping[bytes, ReadVolume], pool: Pool, voting: Collection[bytes], needed: int) -> Branches:
+def _compare_branches(
+    read: Mapping[bytes, VolumeLogRead], pool: MergedLog, voting: Collection[bytes], needed: int
+) -> Comparison:
     """Return which volumes are of another copy of the store."""
-    stands = []
+    branches_of_volumes = []
     for volume_id, volume in read.items():
         if volume.contents is None:
             continue
         snapshot, commit = volume.contents.snapshot, volume.contents.commit
-        marks: list[tuple[Node, Lead | None]] = []
+        marks: list[tuple[Node, LogChain | None]] = []
         if snapshot is not None:
-            marks.append(((snapshot.index, snapshot.chain), pool.lead_to(snapshot.entry)))
+            marks.append(((snapshot.index, snapshot.chain), pool.chain_ending_at(snapshot.entry)))
         if commit is not None:
             place = pool.place_of(commit)
-            marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
-        log = pool.lead_to(pool.tip_of(volume.contents))
+            marks.append(((commit.index, commit.chain), pool.chain_ending_at(place) if place is not None else None))
+        log = pool.chain_ending_at(pool.tip_of(volume.contents))
         end = volume.contents.bad.index - 1 if volume.contents.bad is not None else _end(volume.contents)
-        stands.append(Stand(volume_id, volume.name, log, tuple(marks), end, _stated(volume.contents)))
-    return branches.compare(stands, voting, needed)
+        branches_of_volumes.append(
+            VolumeBranch(volume_id, volume.name, log, tuple(marks), end, _stated(volume.contents))
+        )
+    return branches.compare(branches_of_volumes, voting, needed)
 
 
 def _stated(contents: LogContents) -> Mapping[bytes, int]:
     """Return what one volume says of all: its entries up to what came before them, its commit record with the last."""
-    commit, stated = contents.commit, Pool([contents]).statements
+    commit, stated = contents.commit, MergedLog([contents]).statements
     named = {volume_id: max(stated.get(volume_id, 0), commit.index) for volume_id in commit.fsynced} if commit else {}
     return {**stated, **named}
 
@@ -251,12 +259,12 @@ def _end(contents: LogContents) -> int:
     return max([contents.tip.index, *contents.everything])
 
 
-def _best(tips: Iterable[EntryId], pool: Pool, held: Sequence[Node]) -> Lead:
+def _best(tips: Iterable[EntryId], pool: MergedLog, held: Sequence[Node]) -> LogChain:
     """Return the best log that holds these entries; below its snapshot that is taken for granted."""
-    logs = [pool.lead_to(tip) for tip in sorted(set(tips), key=rank, reverse=True)]
+    logs = [pool.chain_ending_at(tip) for tip in sorted(set(tips), key=rank, reverse=True)]
     return next(
         (log for log in logs if all(log.agrees(*node) for node in held)),
-        logs[0] if logs else Lead(START, None, None, ()),
+        logs[0] if logs else LogChain(START, None, None, ()),
     )
 
 
@@ -264,7 +272,7 @@ def _foreign(why: str, contents: LogContents) -> VolumeStatus:
     return VolumeStatus(VolumeState.FOREIGN, why, index=contents.tip.index)
 
 
-def _excluded(volume: ReadVolume, voter: Voter) -> VolumeStatus | None:
+def _excluded(volume: VolumeLogRead, voter: Voter) -> VolumeStatus | None:
     """Return why a volume is no part of this session at all, None if it is."""
     if volume.contents is None:
         return VolumeStatus(volume.state, volume.reason)
@@ -283,7 +291,7 @@ class _Rules:
     """What all logs together say about each volume."""
 
     def __init__(
-        self, contents: Mapping[bytes, LogContents], pool: Pool, may_cut: bool, voting: Collection[bytes]
+        self, contents: Mapping[bytes, LogContents], pool: MergedLog, may_cut: bool, voting: Collection[bytes]
     ) -> None:
         self._contents, self._pool, self._may_cut = contents, pool, may_cut
         records = [log.commit for log in contents.values() if log.commit is not None]
@@ -293,7 +301,7 @@ class _Rules:
         if proven is not None and (self.commit is None or proven.index > self.commit.index):
             self.commit = CommitRecord(proven.index, proven.term, proven.index, proven.chain)
 
-    def judge(self, volume: ReadVolume) -> _Judged:
+    def judge(self, volume: VolumeLogRead) -> _Judged:
         """Return whether a volume may vote as far as its own log, the marks and the others' copies go."""
         contents = self._contents[volume.volume_id]
         judged = _Judged(volume, contents, self._pool.tip_of(contents))
@@ -343,33 +351,46 @@ class _Rules:
         return any(self._pool.holds(log.everything.get(index)) for log in others)
 
 
-def _status(judged: _Judged, lead: Lead, is_split: bool) -> VolumeStatus:
+def _status(judged: _Judged, chosen_log: LogChain, is_split: bool) -> VolumeStatus:
     index, commit, snapshot = judged.contents.tip.index, judged.contents.commit, judged.contents.snapshot
     for mark in (snapshot, commit):
-        if is_split and mark is not None and mark.index <= lead.tip.index and not lead.agrees(mark.index, mark.chain):
-            return _foreign(branches.why_foreign(judged.volume.name, mark.index, 2), judged.contents)
-    in_step = (
+        if (
+            is_split
+            and mark is not None
+            and mark.index <= chosen_log.tip.index
+            and not chosen_log.agrees(mark.index, mark.chain)
+        ):
+            return _foreign(branches.foreign_reason(judged.volume.name, mark.index, 2), judged.contents)
+    up_to_date = (
         not judged.bad
-        and judged.contents.tip == lead.tip
+        and judged.contents.tip == chosen_log.tip
         and commit is not None
-        and (commit.index, commit.chain) == (lead.tip.index, lead.tip.chain)
+        and (commit.index, commit.chain) == (chosen_log.tip.index, chosen_log.tip.chain)
         and judged.contents.tail_is_clean
         and judged.contents.slots_are_whole
     )
     state, reason = judged.state, judged.reason
-    if state == VolumeState.CURRENT and judged.contents.tip.index < lead.tip.index:
+    if state == VolumeState.CURRENT and judged.contents.tip.index < chosen_log.tip.index:
         state = VolumeState.BEHIND
-        reason = f"{judged.volume.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
-    drop = bool(judged.bad) and commit is not None and judged.bad <= commit.index
-    keep = _kept(judged, lead)
+        reason = f"{judged.volume.name}: the log ends at entry {index}, that which leads at {chosen_log.tip.index}"
+    clear_commit_record = bool(judged.bad) and commit is not None and judged.bad <= commit.index
+    keep_up_to = _kept(judged, chosen_log)
     if judged.bad:
-        keep = min(keep, judged.bad - 1)
+        keep_up_to = min(keep_up_to, judged.bad - 1)
     return VolumeStatus(
-        state, reason, judged.vote, judged.written, in_step, keep, drop, index, judged.contents.position
+        state,
+        reason,
+        judged.vote,
+        judged.written,
+        up_to_date,
+        keep_up_to,
+        clear_commit_record,
+        index,
+        judged.contents.position,
     )
 
 
-def _kept(judged: _Judged, lead: Lead) -> int:
+def _kept(judged: _Judged, chosen_log: LogChain) -> int:
     """Return up to where the volume's own log is durable and the same as the one that leads."""
     contents = judged.contents
     base = contents.snapshot.index if contents.snapshot is not None else 0
@@ -378,18 +399,18 @@ def _kept(judged: _Judged, lead: Lead) -> int:
         durable = contents.commit.index
     while durable > base:
         entry = contents.entries[durable - base - 1]
-        if lead.agrees(entry.index, entry.chain) and entry.index <= lead.tip.index:
+        if chosen_log.agrees(entry.index, entry.chain) and entry.index <= chosen_log.tip.index:
             break
         durable -= 1
     return durable
 
 
-def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Sequence[ReadVolume]) -> None:
+def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Sequence[VolumeLogRead]) -> None:
     if is_quorum(voting_ids, decision.voting):
         return
     needed = majority(len(voting_ids))
     if any(volume.contents is not None and volume.busy for volume in volumes):
-        raise Contended
+        raise LockContention
     where = volumes[0].name if volumes else ""
     if len(voting_ids) == 1:
         identities = {Path(volume.name): volume.identity for volume in volumes if volume.identity is not None}
@@ -420,13 +441,13 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Seque
     raise too_few(error, [why for why in missing if isinstance(why, ProcessError)])
 
 
-def _above(judged: Sequence[_Judged], lead: Lead) -> str | None:
+def _above(judged: Sequence[_Judged], chosen_log: LogChain) -> str | None:
     for verdict in judged:
         commit = verdict.contents.commit
-        if commit is None or lead.agrees(commit.index, commit.chain):
+        if commit is None or chosen_log.agrees(commit.index, commit.chain):
             continue
         return (
-            f"{verdict.volume.name}: the metadata log ends at entry {lead.tip.index} without entry {commit.index}, and "
-            f"entries up to there were committed: it was cut or rolled back. {_UNCHANGED}"
+            f"{verdict.volume.name}: the metadata log ends at entry {chosen_log.tip.index} without entry "
+            f"{commit.index}, and entries up to there were committed: it was cut or rolled back. {_UNCHANGED}"
         )
     return None

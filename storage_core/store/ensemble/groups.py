@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from storage_core.errors import OutcomeUnknownError, SupersededError
 from storage_core.forks import Stage, renew_in_children
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.ensemble.view import View
 

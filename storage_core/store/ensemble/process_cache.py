@@ -17,8 +17,8 @@ from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, Streams
 from storage_core.os_errors import UnreachableError, is_of_process, of_process, raise_if_limit
 from storage_core.raft.entry import CommitRecord, EntryId, Vote
-from storage_core.store.ensemble.decision import ReadVolume, VolumeStatus
-from storage_core.store.ensemble.logs import Lead
+from storage_core.store.ensemble.decision import VolumeLogRead, VolumeStatus
+from storage_core.store.ensemble.merged_log import LogChain
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume.locks import Held
@@ -155,10 +155,10 @@ class ProcessCache:
 
     def read_all(
         self, volumes: Sequence[Volume], held: Held | None = None, listings: Mapping[bytes, Listing] = NO_LISTINGS
-    ) -> list[ReadVolume]:
+    ) -> list[VolumeLogRead]:
         """Return volumes with all that their logs say, as `read` does; what this process has read is not read again."""
 
-        def read(volume: Volume) -> ReadVolume:
+        def read(volume: Volume) -> VolumeLogRead:
             before = self._records.get(volume.volume_id, NONE_FETCHED)
             log = self.read(volume, held, listing=listings.get(volume.volume_id), before=before)
             if log.contents is not None:
@@ -179,7 +179,7 @@ class ProcessCache:
         for_state: bool = False,
         listing: Listing | None = None,
         before: Fetched = NONE_FETCHED,
-    ) -> ReadVolume:
+    ) -> VolumeLogRead:
         """Return a volume with all that its log says, as a session that holds these locks finds it.
 
         `for_state`: only with what leads to its newest state. `listing`: what lay there a moment ago, if that is known.
@@ -209,27 +209,27 @@ class ProcessCache:
                 error = VolumeFailedError(f"{volume.path} cannot be read: {caught}")
         return replace(seen, state=VolumeState.DAMAGED, reason=str(error), error=error)
 
-    def _before_reading(self, volume: Volume, held: Held | None) -> ReadVolume:
+    def _before_reading(self, volume: Volume, held: Held | None) -> VolumeLogRead:
         """Return what is known of a volume before its log is read."""
         locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
         instance_id = volume.identity.instance_id if volume.identity is not None else b""
-        return ReadVolume(
+        return VolumeLogRead(
             volume.volume_id, str(volume.path), instance_id, locked=locked, busy=busy, identity=volume.identity
         )
 
-    def state_of(self, lead: Lead) -> StoreState:
+    def state_of(self, log: LogChain) -> StoreState:
         """Return the state at the end of a log; the last answer is remembered."""
-        return self._replay(lead)[1]
+        return self._replay(log)[1]
 
-    def snapshot_streams_of(self, lead: Lead) -> Streams:
+    def snapshot_streams_of(self, log: LogChain) -> Streams:
         """Return the streams as of the snapshot that a log begins with."""
-        return self._replay(lead)[2]
+        return self._replay(log)[2]
 
-    def _replay(self, lead: Lead) -> tuple[EntryId, StoreState, Streams]:
+    def _replay(self, log: LogChain) -> tuple[EntryId, StoreState, Streams]:
         known = self._replayed  # other threads put theirs in its place
-        if known is None or known[0] != lead.tip:
-            begun = first_state(lead)
-            known = self._replayed = (lead.tip, replay(lead, begun), begun.streams)
+        if known is None or known[0] != log.tip:
+            begun = first_state(log)
+            known = self._replayed = (log.tip, replay(log, begun), begun.streams)
         return known
 
     def last_states(self, state: StoreState) -> Mapping[str, str]:
@@ -243,7 +243,7 @@ class ProcessCache:
         return known
 
 
-def _without_answer(seen: ReadVolume, why: UnreachableError) -> ReadVolume:
+def _without_answer(seen: VolumeLogRead, why: UnreachableError) -> VolumeLogRead:
     away = VolumeAwayError(f"{seen.name} gives no answer: {why}")
     return replace(seen, state=VolumeState.MISSING, reason=str(away), error=away)
 

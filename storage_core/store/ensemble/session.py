@@ -13,9 +13,9 @@ What a session finds, and what it does (docs/locks-and-stability.md has the tabl
   votes are fsynced, and an entry of the new term commits it all;
 - too little is left to be sure: nothing is written.
 
-The procedure is here: read, decide, make durable, propose. What it goes by is record.py; going on from what is known
-catching_up.py; what is decided and taken over from volumes that were read anew log_recovery.py; I/O on several logs at
-once rounds.py; what is written down about the volumes news.py; which host writes moving.py.
+The procedure is here: read, decide, make durable, propose. Its state is session_state.py; catch_up.py advances the
+cached view; log_recovery.py decides about volumes that were read in full; parallel_io.py does I/O on several logs at
+once; volume_events.py says what is recorded of the volumes, host_check.py which host writes.
 """
 
 import logging
@@ -53,16 +53,16 @@ from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.raft.log_format import Record as LogRecord
 from storage_core.raft.rules import committed_index, is_quorum, next_term
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
-from storage_core.store.ensemble.catching_up import gone_on
+from storage_core.store.ensemble.catch_up import advance_view
 from storage_core.store.ensemble.decision import NOT_A_VOLUME, Decision, VolumeStatus, foreign_of
+from storage_core.store.ensemble.host_check import check_host
 from storage_core.store.ensemble.log_recovery import decide_by, rewrite, snapshot_body, view_of
-from storage_core.store.ensemble.logs import Lead
-from storage_core.store.ensemble.moving import move
-from storage_core.store.ensemble.news import news_of, of_older_copies, retirement
+from storage_core.store.ensemble.merged_log import LogChain
+from storage_core.store.ensemble.parallel_io import Logs, ReserveAllowance, Work, is_failure
 from storage_core.store.ensemble.process_cache import Leadership, ProcessCache
-from storage_core.store.ensemble.rounds import Logs, Room, Work, is_failure
 from storage_core.store.ensemble.session_state import Proposal, SessionState
-from storage_core.store.ensemble.view import View, moved_on
+from storage_core.store.ensemble.view import View, with_entry
+from storage_core.store.ensemble.volume_events import of_older_copies, retirement, volume_events
 from storage_core.store.volume import probe, reserve
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError
@@ -82,7 +82,7 @@ LOG_SIZE_MAX = LOG_SIZE_FREEING_MAX - PAYLOAD_SIZE_MAX  # room for what removes
 ACKNOWLEDGE_LEAVES = reserve.SIZE // 2  # bytes of a reserve: acknowledgements may use no more of what removals need
 
 
-class LookAgain(Exception):
+class RescanRequired(Exception):
     """Something is not as it was when this process last looked at the volumes: begin again after another look."""
 
 
@@ -99,18 +99,18 @@ class Session:
         volumes: Sequence[Volume],
         held: Held,
         is_fresh: bool = True,
-        may_assume: bool = False,
+        optimistic: bool = False,
         looked_at: View | None = None,
     ) -> None:
         """`is_fresh`: the volumes were looked at just now; else as they were when this process last did.
 
-        `may_assume`: all that is done is done in a group, so a leader need not look whether others have led since, nor
+        `optimistic`: all that is done is done in a group, so a leader need not look whether others have led since, nor
         who has `looked_at` this view a moment ago.
         """
-        self._memory, self._env, self._held = memory, memory.env, held
+        self._cache, self._env, self._held = memory, memory.env, held
         self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
-        self._is_fresh, self._may_assume, self._looked_at = is_fresh, may_assume, looked_at
-        self._is_assumed = False  # that nobody has led since: what is written next will tell
+        self._is_fresh, self._optimistic, self._looked_at = is_fresh, optimistic, looked_at
+        self._is_unconfirmed = False  # that nobody has led since: what is written next will tell
         self._logs = Logs(self._env, volumes, memory.logs)
         self._is_over = False  # in order
         self._statuses: Mapping[bytes, VolumeStatus] = {}
@@ -157,7 +157,7 @@ class Session:
     @property
     def leadership(self) -> Leadership | None:
         """This process's leadership; None if it does not lead, or leads no more since something failed."""
-        return self._memory.known.leadership
+        return self._cache.known.leadership
 
     @property
     def drew_on_reserves(self) -> bool:
@@ -183,18 +183,18 @@ class Session:
         state = volume.state if volume.identity is None else VolumeState.BEHIND
         return VolumeStatus(state, volume.reason, index=durable)
 
-    def lead(self) -> Leadership:
+    def ensure_leadership(self) -> Leadership:
         """Return this process's leadership; one that has not led yet opens a term. The last entry is then its own."""
-        if self._memory.known.leadership is None:
+        if self._cache.known.leadership is None:
             self.propose(NoOp())
-        assert self._memory.known.leadership is not None
-        return self._memory.known.leadership
+        assert self._cache.known.leadership is not None
+        return self._cache.known.leadership
 
     def close(self) -> None:
         """Close the files of the logs, before the locks are let go of; after a session without a failure they stay."""
         self._logs.close(keeps=self._is_over)
 
-    def _see(self, **changes: Any) -> None:
+    def _update_view(self, **changes: Any) -> None:
         """Go by this view from here on."""
         self._now = replace(self._now, view=replace(self._now.view, **changes))
 
@@ -203,33 +203,36 @@ class Session:
 
     # --- the beginning: all contents, what counts
 
-    def begin(self, take_over: bool, frees: bool = False) -> None:
-        """Read all contents and make what counts durable and committed; `frees`: from the reserves if need be."""
-        known = self._memory.known.view
+    def begin(self, take_over: bool, releases_space: bool = False) -> None:
+        """Read all contents, and make what counts durable and committed.
+
+        `releases_space`: what has to be written may use the reserves.
+        """
+        known = self._cache.known.view
         if known is None or not self._catch_up(known):
             if not self._is_fresh:
-                raise LookAgain
-            self._memory.forget()
-            self._decision = self._adopt()
-        moved = self._move(take_over)  # refused before anything is written
+                raise RescanRequired
+            self._cache.forget()
+            self._decision = self._load_all()
+        moved = self._check_host(take_over)  # refused before anything is written
         if self._decision is not None and not self._decision.is_recovered:
-            self._recover(self._decision, frees)
+            self._recover(self._decision, releases_space)
         self._now = replace(self._now, retiring={**self._unretired(), **self._now.retiring})
         if moved is not None:
-            self.propose(moved, frees)
+            self.propose(moved, releases_space)
 
     def _unretired(self) -> dict[bytes, str]:
         """Return volumes that failed in this process before, which nobody could write down then."""
-        failed = self._memory.known.failed
+        failed = self._cache.known.failed
         keys = [(voter.volume_id, voter.instance_id) for voter in self.state.voters if not voter.retired]
         return {key[0]: failed[key] for key in keys if key in failed}
 
-    def _move(self, take_over: bool) -> TakeOver | None:
+    def _check_host(self, take_over: bool) -> TakeOver | None:
         """Return what moves the store here; None if it is written from here already.
 
         Raises OtherHostError, VolumeFailedError (a file system on which no store can be).
         """
-        moved = move(self.state, self.volumes, self.label, self._env, take_over)
+        moved = check_host(self.state, self.volumes, self.label, self._env, take_over)
         if moved is not None:
             for path in self.locked:
                 probe.check(path, self._env)
@@ -243,7 +246,7 @@ class Session:
             identity = identities.get(voter.volume_id)
             if identity is None or identity.instance_id != voter.instance_id:
                 continue
-            if not voter.retired and (voter.volume_id, voter.instance_id) not in self._memory.known.failed:
+            if not voter.retired and (voter.volume_id, voter.instance_id) not in self._cache.known.failed:
                 usable.append(voter.volume_id)
         return usable
 
@@ -262,29 +265,29 @@ class Session:
             return False
         if not is_quorum(ids_of_voters(known.state.voters), usable):
             return False
-        if self._may_assume and self._is_refused_if_outdated(known, usable):
+        if self._optimistic and self._is_refused_if_outdated(known, usable):
             assert known.commit is not None
             looks: dict[bytes, Look] | None = {
                 volume_id: Look(known.commit, [], known.positions[volume_id]) for volume_id in usable
             }
-            self._is_assumed = True
+            self._is_unconfirmed = True
         else:
             looks = self._looks(known, usable)
         if looks is None:
             return False
-        view = gone_on(known, list(looks.values()))
+        view = advance_view(known, list(looks.values()))
         if view is None or {voter.volume_id for voter in view.state.voters} != voters:
             return False
         positions = {volume_id: look.position for volume_id, look in looks.items()}
         has_read = any(look.records for look in looks.values())
         # What others wrote may also lie before the known positions: this process has read since it led.
-        if has_read or dict(known.positions) != self._memory.known.last_written_ends:
-            self._memory.forget()
+        if has_read or dict(known.positions) != self._cache.known.last_written_ends:
+            self._cache.forget()
         durable = {**view.durable, **dict.fromkeys(usable, view.index)}
         view = replace(view, positions=positions, durable=durable)
         self._now = SessionState(view, tuple(usable), frozenset(usable).intersection(ids_of_voters(view.state.voters)))
-        self._statuses = self._memory.known.statuses
-        self._memory.keep(view)
+        self._statuses = self._cache.known.statuses
+        self._cache.keep(view)
         return True
 
     def _is_refused_if_outdated(self, known: View, usable: Sequence[bytes]) -> bool:
@@ -294,7 +297,7 @@ class Session:
         it knows, or has just read this view.
         """
         return (
-            (self._memory.leads or known is self._looked_at)
+            (self._cache.leads or known is self._looked_at)
             and known.commit is not None
             and known.commit.index == known.index
             and all(volume.is_remote for volume in self.volumes if volume.volume_id in usable)
@@ -315,50 +318,50 @@ class Session:
             looks[volume_id] = look
         return looks
 
-    def _adopt(self) -> Decision:
+    def _load_all(self) -> Decision:
         """Read everything anew; return what was decided. The view is that of the log to lead with."""
-        volumes = self._memory.read_all(self.volumes, self._held)
-        decision = decide_by(volumes, self._memory)
-        self._check_known(decision.lead)
-        view = view_of(decision, volumes, self._memory)
+        volumes = self._cache.read_all(self.volumes, self._held)
+        decision = decide_by(volumes, self._cache)
+        self._check_known(decision.chosen_log)
+        view = view_of(decision, volumes, self._cache)
         members = tuple(volume_id for volume_id, status in decision.statuses.items() if status.written)
         self._now = SessionState(view, members, frozenset(decision.voting))
         self._statuses = decision.statuses
-        self._memory.decided(decision.statuses, foreign_of(volumes, decision))
+        self._cache.decided(decision.statuses, foreign_of(volumes, decision))
         if decision.is_recovered:
-            self._memory.keep(view)
+            self._cache.keep(view)
         return decision
 
-    def _check_known(self, lead: Lead) -> None:
+    def _check_known(self, chosen: LogChain) -> None:
         """Raise CorruptionError if the volumes hold less than this process has seen to be committed."""
-        known = self._memory.known.view
-        if known is None or (known.index <= lead.tip.index and lead.agrees(known.index, known.chain)):
+        known = self._cache.known.view
+        if known is None or (known.index <= chosen.tip.index and chosen.agrees(known.index, known.chain)):
             return
         raise CorruptionError(
-            f"{self.label}: the metadata log ends at entry {lead.tip.index} or is another one, and this process has "
+            f"{self.label}: the metadata log ends at entry {chosen.tip.index} or is another one, and this process has "
             f"seen entry {known.index} of it committed: volumes were rolled back or exchanged. Nothing has been "
             "changed; to use the store as it is now, open it anew"
         )
 
-    def _recover(self, decision: Decision, frees: bool) -> None:
+    def _recover(self, decision: Decision, releases_space: bool) -> None:
         """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
         leadership = self._new_leadership(decision.term_seen)
-        body = snapshot_body(decision.lead, leadership.vote, self.view.durable)
+        body = snapshot_body(decision.chosen_log, leadership.vote, self.view.durable)
 
         def prepare(volume_id: bytes) -> Work[Position]:
             status = decision.statuses[volume_id]
-            if status.in_step:
+            if status.up_to_date:
                 return _appending(self.view, volume_id, [leadership.vote])
             return partial(rewrite, status=status, decision=decision, vote=leadership.vote, body=body)
 
-        positions = self._on_members(prepare, "segment", self._room(frees))
+        positions = self._on_members(prepare, "segment", self._allowance(releases_space))
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
-        self._see(positions=positions, term_seen=leadership.term, durable=durable)
-        self._memory.start_term(leadership)
+        self._update_view(positions=positions, term_seen=leadership.term, durable=durable)
+        self._cache.start_term(leadership)
         opening = of_older_copies(self.state, decision.statuses, self.volumes) or NoOp()
-        self._write(self._apply(opening, leadership), leadership, frees)
+        self._write(self._apply(opening, leadership), leadership, releases_space)
         for volume in self.writable:
-            if not decision.statuses[volume.volume_id].in_step:
+            if not decision.statuses[volume.volume_id].up_to_date:
                 self._make_directories(volume)
 
     def _make_directories(self, volume: Volume) -> None:
@@ -371,21 +374,21 @@ class Session:
 
     # --- proposing
 
-    def propose(self, command: Command, frees: bool = False) -> machine.Outcome:
+    def propose(self, command: Command, releases_space: bool = False) -> machine.Outcome:
         """Return the command's result: it is committed, durable on a majority, if it changes anything.
 
-        `frees`: the caller makes room with it, so it may use the reserves of full volumes, as those in FREEING may;
-        acknowledgements, by which work is finished, may use a part of them.
+        `releases_space`: the caller makes room with it, so it may use the reserves of full volumes, as those in FREEING
+        may; acknowledgements, by which work is finished, may use a part of them.
         Raises what it is refused with, DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored,
         OutcomeUnknownError if that cannot be known.
         """
         is_ack = isinstance(command, Acknowledge)
-        frees = frees or is_ack or isinstance(command, FREEING)
+        releases_space = releases_space or is_ack or isinstance(command, FREEING)
         leadership = self._leadership()
         change = self._apply(command, leadership)
         if change.changes_nothing:
             return change.outcome()
-        self._stage(change, leadership, frees, ACKNOWLEDGE_LEAVES if is_ack else 0)
+        self._stage(change, leadership, releases_space, ACKNOWLEDGE_LEAVES if is_ack else 0)
         if not self._grouping:
             self._flush()
             self._wrote = True
@@ -408,9 +411,9 @@ class Session:
             self._flush()
             self._wrote = True
             self._retire()
-        elif self._is_assumed:
+        elif self._is_unconfirmed:
             self._confirm()
-        self._is_assumed = False
+        self._is_unconfirmed = False
         follow_ups = self._now.follow_ups
         self._now = replace(self._now, follow_ups=())
         for work in follow_ups:
@@ -483,7 +486,7 @@ class Session:
     def _confirm(self) -> None:
         """Raise SupersededError if others have led since this process did: what was found out here may not hold."""
         if self._looks(self.view, list(self.view.positions)) is None:
-            self._memory.forget()
+            self._cache.forget()
             raise SupersededError(f"{self.label}: another process has led since; nothing was stored")
 
     def admit(self, volume: Volume, position: Position, command: ChangeVolumes) -> None:
@@ -499,7 +502,7 @@ class Session:
         self._logs.add(volume)
         members = sorted({*self._now.members, volume_id}, key=lambda member: _place_in(order, member))
         self._now = replace(self._now, members=tuple(members))
-        self._see(
+        self._update_view(
             positions={**self.view.positions, volume_id: position},
             durable={**self.view.durable, volume_id: self.view.index},
         )
@@ -524,25 +527,27 @@ class Session:
     def _leadership(self) -> Leadership:
         """Return this process's leadership; if it leads no more, that for which it campaigns next."""
         candidacy = self._now.candidacy if self._now.staged else None
-        return candidacy or self._memory.known.leadership or self._new_leadership(self.view.term_seen)
+        return candidacy or self._cache.known.leadership or self._new_leadership(self.view.term_seen)
 
     def _new_leadership(self, term_seen: int) -> Leadership:
         return Leadership(next_term([term_seen]), self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
 
-    def _campaign(self, leadership: Leadership, frees: bool, leaves: int) -> None:
+    def _campaign(self, leadership: Leadership, releases_space: bool, reserve_min: int) -> None:
         """Open a new term: the vote is durable on a majority before any entry of the term is written."""
         view = self.view
         positions = self._on_members(
-            lambda volume_id: _appending(view, volume_id, [leadership.vote]), "vote", Room(leaves) if frees else None
+            lambda volume_id: _appending(view, volume_id, [leadership.vote]),
+            "vote",
+            ReserveAllowance(reserve_min) if releases_space else None,
         )
-        self._see(positions=positions, term_seen=leadership.term)
-        self._memory.start_term(leadership)
+        self._update_view(positions=positions, term_seen=leadership.term)
+        self._cache.start_term(leadership)
 
-    def _write(self, change: Proposal, leadership: Leadership, frees: bool = False) -> None:
-        self._stage(change, leadership, frees)
+    def _write(self, change: Proposal, leadership: Leadership, releases_space: bool = False) -> None:
+        self._stage(change, leadership, releases_space)
         self._flush()
 
-    def _stage(self, change: Proposal, leadership: Leadership, frees: bool, leaves: int = 0) -> None:
+    def _stage(self, change: Proposal, leadership: Leadership, releases_space: bool, reserve_min: int = 0) -> None:
         """Make a command the next entry, and the state that after it; nothing is written yet, not even a vote."""
         record = self._now
         before = record.view
@@ -554,7 +559,7 @@ class Session:
             )
         log_size = max((position.offset_bytes for position in before.positions.values()), default=0)
         log_size += len(payload) + sum(len(entry.payload) for entry in record.staged)
-        if log_size > (LOG_SIZE_FREEING_MAX if frees else LOG_SIZE_MAX):
+        if log_size > (LOG_SIZE_FREEING_MAX if releases_space else LOG_SIZE_MAX):
             raise RequirementError(
                 f"{self.label}: the metadata log would grow to {log_size} bytes without a snapshot in between; nothing "
                 "was stored: remove streams, merge small blocks, or commit less at once"
@@ -570,11 +575,11 @@ class Session:
             voting = (voting | promoted).intersection(ids_of_voters(change.state.voters))
         self._now = replace(
             record,
-            view=moved_on(before, change.state, entry),
+            view=with_entry(before, change.state, entry),
             voting=voting,
             staged=(*record.staged, entry),
-            frees=frees and (record.frees or not record.staged),
-            leaves=max(leaves, record.leaves if record.staged else 0),
+            releases_space=releases_space and (record.releases_space or not record.staged),
+            reserve_min=max(reserve_min, record.reserve_min if record.staged else 0),
             candidacy=leadership,
         )
 
@@ -584,12 +589,14 @@ class Session:
         Then, and nowhere else, caches learn what was staged.
         """
         try:
-            if self._memory.known.leadership is None:
+            if self._cache.known.leadership is None:
                 self._open_term()
             record, before = self._now, self._written.view
             entries, last = record.staged, record.staged[-1]
             positions = self._on_members(
-                lambda volume_id: _appending(before, volume_id, entries), "entry", self._room(record.frees)
+                lambda volume_id: _appending(before, volume_id, entries),
+                "entry",
+                self._allowance(record.releases_space),
             )
         except BaseException as error:
             undo_steps = self._now.undo_steps
@@ -605,13 +612,13 @@ class Session:
         durable = {**before.durable, **dict.fromkeys(positions, last.index)}
         cache_updates = self._now.cache_updates
         self._now = replace(self._now, staged=(), candidacy=None, cache_updates=(), undo_steps=())
-        self._see(commit=commit, positions=positions, durable=durable)
+        self._update_view(commit=commit, positions=positions, durable=durable)
         moved = self._write_commit_records(positions, commit)
         if not all(moved):
-            self._memory.forget()
+            self._cache.forget()
         if not any(moved):  # the command is done; without its record the next session recovers it again
-            self._see(commit=before.commit)
-        self._memory.record_write(self.view)
+            self._update_view(commit=before.commit)
+        self._cache.record_write(self.view)
         for update in cache_updates:
             try:
                 update()
@@ -623,7 +630,7 @@ class Session:
         staged = self._now
         assert staged.candidacy is not None
         self._now = staged.back_to(self._written)
-        self._campaign(staged.candidacy, staged.frees, staged.leaves)
+        self._campaign(staged.candidacy, staged.releases_space, staged.reserve_min)
         self._written = self._now
         self._now = staged.on_top_of(self._written)
 
@@ -645,7 +652,7 @@ class Session:
         return [outcome is None for outcome in outcomes.values()]
 
     def _on_members(
-        self, work: Callable[[bytes], Work[Position]], kind: str, room: Room | None
+        self, work: Callable[[bytes], Work[Position]], kind: str, allowance: ReserveAllowance | None
     ) -> dict[bytes, Position]:
         """Do one piece of I/O on the logs of all members at once; return where each ends now, by volume.
 
@@ -653,9 +660,9 @@ class Session:
         stored then, and whether, is for the error to say.
         """
         try:
-            written = self._logs.write(kind, {member: work(member) for member in self._now.members}, room)
+            written = self._logs.write(kind, {member: work(member) for member in self._now.members}, allowance)
         except BaseException:
-            self._memory.forget()
+            self._cache.forget()
             raise
         voting = self._voting_ids()
         reached = self._now.voting.intersection(written.positions)
@@ -665,12 +672,12 @@ class Session:
             self._leave_out(volume_id, error, is_forgiven)
         if is_quorum(voting, reached):
             return dict(written.positions)
-        self._memory.forget()
-        raise self._logs.failure(written, len(voting), room)
+        self._cache.forget()
+        raise self._logs.failure(written, len(voting), allowance)
 
-    def _room(self, frees: bool) -> Room | None:
+    def _allowance(self, releases_space: bool) -> ReserveAllowance | None:
         """Return what may be used of the reserves by what frees room."""
-        return Room(self._now.leaves) if frees else None
+        return ReserveAllowance(self._now.reserve_min) if releases_space else None
 
     def _leave_out(self, volume_id: bytes, error: OSError | StorageError, is_forgiven: bool = False) -> None:
         """Write no more to a volume in this session; after a failed I/O not before it was verified again."""
@@ -680,7 +687,7 @@ class Session:
             reason = f"fsync failed: {error}" if isinstance(error, SyncError) else f"I/O failed: {error}"
             voter = self.state.voter(volume_id)
             instance_id = voter.instance_id if voter is not None else b""
-            self._memory.mark_failed(volume_id, instance_id, reason)
+            self._cache.mark_failed(volume_id, instance_id, reason)
             self._now = replace(self._now, retiring={**self._now.retiring, volume_id: reason})
 
     def failed(self, volume_id: bytes, error: OSError) -> None:
@@ -692,22 +699,22 @@ class Session:
         if voter is None or voter.retired:
             return
         self._leave_out(volume_id, error)
-        self._see(positions={member: at for member, at in self.view.positions.items() if member != volume_id})
+        self._update_view(positions={member: at for member, at in self.view.positions.items() if member != volume_id})
 
     def end(self) -> None:
         """Do what is left to be done before the locks are let go of. What was done before stays done if this fails."""
         self._retire()
-        if self._wrote and self._memory.known.leadership is not None:
-            self._record_news(self._memory.known.leadership)
+        if self._wrote and self._cache.known.leadership is not None:
+            self._record_volume_events(self._cache.known.leadership)
         self._is_over = True
 
-    def _record_news(self, leadership: Leadership) -> None:
+    def _record_volume_events(self, leadership: Leadership) -> None:
         """Write down what has become of the volumes since the last event of each."""
         decided = self._decision.statuses if self._decision is not None else {}
         statuses = {voter.volume_id: self.status(voter.volume_id) for voter in self.state.voters}
-        events = news_of(self.state, decided, statuses, self._memory.last_states(self.state))
+        events = volume_events(self.state, decided, statuses, self._cache.last_states(self.state))
         if events:
-            self._say(RecordEvents(events), leadership)
+            self._propose_best_effort(RecordEvents(events), leadership)
 
     def _retire(self) -> None:
         """Say on the others that a volume has failed: it counts again after it was verified."""
@@ -715,9 +722,9 @@ class Session:
         if not retiring or not is_quorum(self._voting_ids(), self._now.voting):
             return
         self._now = replace(self._now, retiring={})
-        self._say(retirement(self.state, retiring), self._leadership())
+        self._propose_best_effort(retirement(self.state, retiring), self._leadership())
 
-    def _say(self, command: Command, leadership: Leadership) -> None:
+    def _propose_best_effort(self, command: Command, leadership: Leadership) -> None:
         """Write a command of our own after that of the caller: what was acked stays acked if this one fails."""
         try:
             change = self._apply(command, leadership)
@@ -742,7 +749,7 @@ class Session:
 
     def snapshot(self) -> bool:
         """Write (state, applied index, term, configuration) in one step, go on in new segments, drop old files."""
-        view, leadership = self.view, self._memory.known.leadership
+        view, leadership = self.view, self._cache.known.leadership
         if leadership is None or view.commit is None or view.index == view.snapshot_index:
             return False
         tip, vote = EntryId(view.index, view.term, view.chain), leadership.vote
@@ -761,8 +768,8 @@ class Session:
 
         positions = self._on_members(write, "snapshot", None)
         streams = view.state.streams
-        self._see(positions=positions, snapshot_index=view.index, snapshot_streams=streams)
-        self._memory.record_write(self.view)
+        self._update_view(positions=positions, snapshot_index=view.index, snapshot_streams=streams)
+        self._cache.record_write(self.view)
         for volume_id in positions:
             try:
                 self._logs[volume_id].compact()

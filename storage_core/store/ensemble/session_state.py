@@ -51,8 +51,8 @@ class SessionState:
     voting: frozenset[bytes]  # those of them that count
     retiring: Mapping[bytes, str] = field(default_factory=dict)  # volumes that failed, and why
     staged: tuple[Entry, ...] = ()  # made, applied to the view, and not written yet
-    frees: bool = False  # what is staged makes room: it may use the reserves
-    leaves: int = 0  # and has to leave so many bytes of each
+    releases_space: bool = False  # what is staged makes room: it may use the reserves
+    reserve_min: int = 0  # and has to leave so many bytes of each
     candidacy: Leadership | None = None  # under which it is made; its vote may still have to be written
     cache_updates: tuple[Callable[[], None], ...] = ()  # due when what is staged is committed
     undo_steps: tuple[Callable[[], None], ...] = ()  # due when it is taken back, and is nowhere

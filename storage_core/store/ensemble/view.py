@@ -12,7 +12,7 @@ from storage_core.metadata.invariants import check_block_ids, check_state
 from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.snapshot_format import longer_trail
-from storage_core.store.ensemble.logs import Lead
+from storage_core.store.ensemble.merged_log import LogChain
 from storage_core.store.volume.log_contents import Position
 
 RUN_SIZE_MAX = 1 << 20  # bytes of entries that are decoded before the first of them is applied
@@ -69,33 +69,33 @@ def _runs(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
         yield entries[start:]
 
 
-def moved_on(view: View, state: StoreState, entry: Entry) -> View:
+def with_entry(view: View, state: StoreState, entry: Entry) -> View:
     """Return the view with one entry more, after which the state is this."""
     trail = longer_trail(view.trail, entry.chain)
     return replace(view, state=state, index=entry.index, term=entry.term, chain=entry.chain, trail=trail)
 
 
-def trail_of(lead: Lead) -> bytes:
+def trail_of(log: LogChain) -> bytes:
     """Return the chains of the newest entries of a log."""
-    trail = lead.snapshot_body.trail if lead.snapshot_body is not None else b""
-    for entry in lead.entries:
+    trail = log.snapshot_body.trail if log.snapshot_body is not None else b""
+    for entry in log.entries:
         trail = longer_trail(trail, entry.chain)
     return trail
 
 
-def first_state(lead: Lead) -> StoreState:
+def first_state(log: LogChain) -> StoreState:
     """Return the state that a log begins with: that of its snapshot. Raises CorruptionError."""
-    if lead.snapshot_body is None:
+    if log.snapshot_body is None:
         return StoreState()
-    state = decode_state(lead.snapshot_body.state)
+    state = decode_state(log.snapshot_body.state)
     check_state(state)
     return state
 
 
-def replay(lead: Lead, state: StoreState | None = None) -> StoreState:
+def replay(log: LogChain, state: StoreState | None = None) -> StoreState:
     """Return the state at the end of a log; `state`: that at its beginning. Raises CorruptionError."""
-    state = first = first_state(lead) if state is None else state
-    state = all_applied(state, lead.entries)
+    state = first = first_state(log) if state is None else state
+    state = all_applied(state, log.entries)
     if state.streams is not first.streams:
         check_block_ids(state)
     return state

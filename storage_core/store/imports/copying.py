@@ -27,7 +27,7 @@ from storage_core.metadata.manifest import decode_blocks, encode_blocks
 from storage_core.metadata.state import StreamState, encode_stream
 from storage_core.store.backups.backup import stream_summary
 from storage_core.store.backups.restored_streams import PREPARED_NS, StreamRewriter, choose_placement, renamed
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.imports.assembly import leftovers, prepared_heads, sweep
 from storage_core.store.imports.parts import HEAD_FILE, ImportHead, PartRecord, read_record, write_record

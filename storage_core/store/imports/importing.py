@@ -45,7 +45,7 @@ from storage_core.metadata.state import StoreState, StreamState, encode_stream, 
 from storage_core.metadata.store_changes import over_totals
 from storage_core.sequences import SequenceSet
 from storage_core.store.backups.restored_streams import PREPARED_NS, STREAMS_SIZE_MAX
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.imports import grown

@@ -47,7 +47,7 @@ from storage_core.metadata.reconcile import FAIL
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.block_store import PART_SUFFIX, BlockStore, VolumeHandle
 from storage_core.store.writing.sink import BlockPlace, BlockSink, SealedBlock

@@ -29,7 +29,7 @@ from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.manifest import id_numbers, ids
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import parse_duration_ns
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
 from storage_core.store.volume.volumes import Volume
 
@@ -67,7 +67,7 @@ class _Outcome:
 class Archiving:
     """Runs the commands of the blocks of one store."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, archived: set[bytes]) -> None:
+    def __init__(self, metadata: MetadataClient, env: Environment, lock_timeout_s: float, archived: set[bytes]) -> None:
         """`archived` gets the ids of the blocks that maintenance may unlink from then on."""
         self._metadata, self._env, self._lock_timeout_s, self._archived = metadata, env, lock_timeout_s, archived
 

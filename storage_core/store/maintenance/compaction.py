@@ -13,7 +13,7 @@ from storage_core.errors import NoQuorumError, ProcessError, RequirementError, S
 from storage_core.metadata.state import StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.store.ensemble.due_streams import DueStreams
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.maintenance import merging
@@ -100,7 +100,7 @@ def attempt(task: MergeTask, env: Environment = REAL) -> Attempt:
 class Compaction:
     """Merging of all that is due, by one process or by many. Takes the lock for commits alone."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, policy: MergePolicy) -> None:
+    def __init__(self, metadata: MetadataClient, env: Environment, lock_timeout_s: float, policy: MergePolicy) -> None:
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
         self._policy = policy
         self.unreadable: dict[bytes, str] = {}  # blocks of which no copy can be read whole: why

@@ -14,7 +14,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.paths import place
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
 from storage_core.store.reading.slices import BlockSlice
@@ -69,7 +69,7 @@ class Successors:
         """Look at the store as it is now; return why that is not possible, or nothing. Any live volume can tell."""
         try:
             paths = [place(uri) for uri in dict.fromkeys(copy.uri for copy in block_slice.copies)]
-            metadata = Metadata.at(self._env, paths, read_only=True, for_view=True)
+            metadata = MetadataClient.at(self._env, paths, read_only=True, for_view=True)
             self._known, self.was_asked = (metadata.view(lock_timeout_s=0.0).state, metadata.volumes()), True
         except (StorageError, OSError, ValueError) as error:
             raise_if_of_process(error, block_slice.stream)

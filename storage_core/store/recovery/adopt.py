@@ -42,10 +42,10 @@ from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.raft.rules import majority
 from storage_core.sequences import SequenceSet
 from storage_core.store import lock_domain
-from storage_core.store.ensemble import creation, decision, unfinished
+from storage_core.store.ensemble import creation, decision, interrupted_creation
 from storage_core.store.ensemble.creation import check_count
-from storage_core.store.ensemble.decision import ReadVolume
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.decision import VolumeLogRead
+from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.recovery import rejoin, surviving
 from storage_core.store.recovery.conflicts import Comparison, Conflict
@@ -260,13 +260,13 @@ def _check_need(remains: Sequence[VolumeScan], state: StoreState, env: Environme
     for remnant in remains:
         if remnant.identity is None:
             continue
-        damaged = ReadVolume(
+        damaged = VolumeLogRead(
             remnant.identity.volume_id, str(remnant.path), remnant.identity.instance_id, state=VolumeState.DAMAGED
         )
         known_logs.append(remnant.metadata if remnant.metadata is not None and remnant.is_readable else damaged)
     try:
         decision.decide(known_logs, state.voters)
-    except (StorageError, decision.Contended):
+    except (StorageError, decision.LockContention):
         return
     raise RequirementError(
         "the metadata has its quorum, nothing has to be adopted: `jstream repair` brings back what is damaged"
@@ -610,7 +610,7 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                 if now != plan.before[volume.volume_id] and now is not None:
                     raise RequirementError(f"{volume.path} is not as it was when the plan was made; make a new one")
             for volume in plan.volumes:  # what is there stays until the new metadata is whole and durable everywhere
-                unfinished.remove_files(volume.path / rejoin.NEW_METADATA, env)  # of one that was killed
+                interrupted_creation.remove_files(volume.path / rejoin.NEW_METADATA, env)  # of one that was killed
                 creation.write_metadata(volume, first, env, rejoin.NEW_METADATA)
                 rejoin.prepare_streams(plan.state, volume)
             aside = [

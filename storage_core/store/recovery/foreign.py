@@ -14,7 +14,7 @@ from storage_core.metadata.commands import SetAside
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.decision import ReadVolume, newest
+from storage_core.store.ensemble.decision import VolumeLogRead, best_chain
 from storage_core.store.ensemble.view import replay
 from storage_core.store.volume.volumes import Volume
 
@@ -27,7 +27,7 @@ def messages_of(state: StoreState, volume: Volume) -> list[SetAside]:
         return []
     try:
         contents = volume.log.read()
-        lead = newest([ReadVolume(volume.volume_id, str(volume.path), volume.identity.instance_id, contents)])
+        lead = best_chain([VolumeLogRead(volume.volume_id, str(volume.path), volume.identity.instance_id, contents)])
         theirs = replay(lead) if lead is not None else StoreState()
     except UnsupportedVersionError:
         raise

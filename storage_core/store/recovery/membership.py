@@ -42,7 +42,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.paths import is_in_object_store, real_place
 from storage_core.raft.rules import Step, StepKind, next_step
 from storage_core.store.ensemble import creation
-from storage_core.store.ensemble.ensemble import Metadata, translated
+from storage_core.store.ensemble.metadata_client import MetadataClient, translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin
@@ -63,7 +63,7 @@ _EVENTS = {ADD: "volume_added", REMOVE: "volume_removed", REPLACE: "volume_repla
 class Membership:
     """Changes of the volumes of one store, and of one of its streams."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
+    def __init__(self, metadata: MetadataClient, env: Environment, lock_timeout_s: float) -> None:
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
 
     # --- what is asked for
@@ -159,7 +159,7 @@ class Membership:
     def step_down(self) -> None:
         """Give up the term, and open a new one at once: whoever led before has to look at everything anew."""
         with self._metadata.session(self._lock_timeout_s) as session:
-            self._metadata.memory.forget()
+            self._metadata.cache.forget()
             session.propose(NoOp())
 
     # --- the record
@@ -367,7 +367,7 @@ class Move:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: MetadataClient,
         env: Environment,
         lock_timeout_s: float,
         incarnation: bytes,
@@ -526,7 +526,7 @@ def _description(change: VolumeChange, paths: dict[bytes, str]) -> str:
     return " ".join([parts[0], ", ".join(parts[1:])])
 
 
-def resume_quietly(metadata: Metadata, env: Environment, lock_timeout_s: float) -> str:
+def resume_quietly(metadata: MetadataClient, env: Environment, lock_timeout_s: float) -> str:
     """Bring a change that is under way to its end if that is possible now; return why not, empty if it was or is."""
     try:
         Membership(metadata, env, lock_timeout_s).resume()

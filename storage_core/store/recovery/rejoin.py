@@ -232,7 +232,7 @@ def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = 
     OSError, CorruptionError.
     """
     assert made.identity is not None
-    files, path, leadership = env.files, made.path, session.lead()
+    files, path, leadership = env.files, made.path, session.ensure_leadership()
     view = session.view
     meta = path / log.DIRECTORY
     aside = None

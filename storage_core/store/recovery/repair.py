@@ -20,7 +20,7 @@ from storage_core.metadata.commands import Event, NoOp, RecordEvents, SetAside
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.ensemble import Metadata, translated
+from storage_core.store.ensemble.metadata_client import MetadataClient, translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin, take_back
@@ -69,7 +69,9 @@ class _Progress:
 class Repair:
     """One repair of a store."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, accept_loss: bool = False) -> None:
+    def __init__(
+        self, metadata: MetadataClient, env: Environment, lock_timeout_s: float, accept_loss: bool = False
+    ) -> None:
         """`accept_loss`: what no volume at hand has is declared lost, though a disk that is away may have it."""
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
         self._accept_loss = accept_loss
@@ -115,8 +117,10 @@ class Repair:
         """
         self._reread_only_volume()
         before = self._metadata.statuses(self._lock_timeout_s)
-        self._metadata.memory.invalidate(volume_id for volume_id, status in before.items() if status.state in HURT)
-        with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as session:
+        self._metadata.cache.invalidate(volume_id for volume_id, status in before.items() if status.state in HURT)
+        with self._metadata.session(
+            self._lock_timeout_s, patience_s=self._lock_timeout_s, releases_space=True
+        ) as session:
             for volume in session.writable:
                 was = before.get(volume.volume_id)
                 if was is not None and was.state in HURT:  # the session recovered it
@@ -181,7 +185,7 @@ class Repair:
     def _reread_only_volume(self) -> None:
         """Read the log of a store's only volume past the page cache after its I/O failed, and trust it again."""
         at_hand = self._metadata.volumes()
-        if len(at_hand) > 1 or not self._metadata.memory.known.failed:
+        if len(at_hand) > 1 or not self._metadata.cache.known.failed:
             return
         (only,) = at_hand
         log = only.log
@@ -190,7 +194,7 @@ class Repair:
                 self._env.files.drop_cache(path)
             log.read()
         self._afresh.add(only.volume_id)
-        self._metadata.memory.reset_after_reread()
+        self._metadata.cache.reset_after_reread()
 
     # --- metadata files
 

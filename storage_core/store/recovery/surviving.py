@@ -19,7 +19,7 @@ from storage_core.metadata.state import StoreState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.log_format import PAGE_SIZE, decode_segment_header
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.decision import ReadVolume, newest
+from storage_core.store.ensemble.decision import VolumeLogRead, best_chain
 from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
@@ -42,7 +42,7 @@ class VolumeScan:
     path: Path
     identity: VolumeIdentity | None = None
     problem: str = ""  # why there is no identity
-    metadata: ReadVolume | None = None  # as far as it can be read
+    metadata: VolumeLogRead | None = None  # as far as it can be read
     is_readable: bool = False  # all of it can: a session would go by it
     incarnations: list[bytes] = field(default_factory=list)  # directories of blocks
     validated: dict[bytes, str] = field(default_factory=dict)  # by digest of a block: what is wrong with it
@@ -124,7 +124,7 @@ def read_metadata(remains: Sequence[VolumeScan], store_id: bytes, env: Environme
                 break
 
 
-def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tuple[ReadVolume | None, bool]:
+def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tuple[VolumeLogRead | None, bool]:
     """Return what a log says, None if nothing, and whether it can be read as a session would."""
     log = VolumeLog(env.files, directory.parent, identity)
     log.directory = directory
@@ -140,7 +140,7 @@ def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tu
         contents = log.read_snapshot()
     if contents is None or (contents.snapshot is None and not contents.everything):
         return None, False
-    return ReadVolume(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
+    return VolumeLogRead(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
 
 
 def set_aside(remains: VolumeScan, env: Environment) -> list[Path]:
@@ -177,7 +177,7 @@ def _identity_in_log(remains: VolumeScan, store_id: bytes, env: Environment) -> 
 
 def best_state(remains: Sequence[VolumeScan]) -> tuple[StoreState, int] | None:
     """Return the newest state that the logs lead to, and its index; None if no log leads anywhere."""
-    lead = newest([remnant.metadata for remnant in remains if remnant.metadata is not None])
+    lead = best_chain([remnant.metadata for remnant in remains if remnant.metadata is not None])
     if lead is None or (lead.snapshot_body is None and not lead.entries):
         return None
     state = replay(lead)

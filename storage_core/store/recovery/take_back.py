@@ -15,7 +15,7 @@ from storage_core.metadata.commands import DiscardLost, Event, RecordEvents, Tak
 from storage_core.metadata.manifest import Table, encode_blocks
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import look
 from storage_core.store.replicas.former_blocks import former_blocks
@@ -42,7 +42,7 @@ class Recoverable:
 
 
 def look_for(
-    metadata: Metadata, env: Environment, lock_timeout_s: float, names: Sequence[str] | None
+    metadata: MetadataClient, env: Environment, lock_timeout_s: float, names: Sequence[str] | None
 ) -> list[Recoverable]:
     """Return the lost messages of these streams (None: of all) that a volume at hand has. Reads what was lost alone."""
     state = metadata.view(lock_timeout_s).state
@@ -87,7 +87,9 @@ def _of_former(
     return [Recoverable(block, lost, former.volumes, encode_blocks(former.rows))]
 
 
-def carry_out(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> dict[str, SequenceSet]:
+def carry_out(
+    metadata: MetadataClient, lock_timeout_s: float, recoverable: Sequence[Recoverable]
+) -> dict[str, SequenceSet]:
     """Make these messages live again; return them by stream. Raises LimitExceededError, and what a session raises."""
     taken: dict[str, SequenceSet] = {}
     with metadata.session(lock_timeout_s) as session, session.group():
@@ -99,7 +101,7 @@ def carry_out(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[R
     return taken
 
 
-def tell(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> None:
+def tell(metadata: MetadataClient, lock_timeout_s: float, recoverable: Sequence[Recoverable]) -> None:
     """Write down that copies of lost messages came back."""
     by_stream: dict[str, SequenceSet] = {}
     for listed in recoverable:
@@ -115,7 +117,7 @@ def tell(metadata: Metadata, lock_timeout_s: float, recoverable: Sequence[Recove
         session.propose(RecordEvents(events))
 
 
-def discard(metadata: Metadata, lock_timeout_s: float) -> None:
+def discard(metadata: MetadataClient, lock_timeout_s: float) -> None:
     """Give up for good what was declared lost or set aside, and every disk that might come back."""
     with metadata.session(lock_timeout_s) as session:
         session.propose(DiscardLost())

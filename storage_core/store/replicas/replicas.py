@@ -28,7 +28,7 @@ from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.decision import NOT_A_VOLUME, VolumeStatus
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.former_blocks import journaled
@@ -97,7 +97,7 @@ class BlockCopies:
 class Survey:
     """One look at all volumes of a store: made once, and asked about any number of its streams."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
+    def __init__(self, metadata: MetadataClient, env: Environment, lock_timeout_s: float) -> None:
         self._env = env
         self.view: View = metadata.view(lock_timeout_s)
         self.statuses: Mapping[bytes, VolumeStatus] = _decided(metadata.statuses(lock_timeout_s), self.view.state)

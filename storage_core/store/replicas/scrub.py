@@ -14,7 +14,7 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import whole_number
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import mismatch
 from storage_core.store.replicas.damage_notes import DamageNotes
@@ -43,7 +43,7 @@ BEGINNING: Cursor = (b"", 0)
 class Scrub:
     """One portion of a scrub."""
 
-    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, read_only: bool) -> None:
+    def __init__(self, metadata: MetadataClient, env: Environment, lock_timeout_s: float, read_only: bool) -> None:
         self._metadata, self._env = metadata, env
         self._lock_timeout_s, self._read_only = lock_timeout_s, read_only
         self._damage: list[Damage] = []

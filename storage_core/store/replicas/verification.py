@@ -13,7 +13,7 @@ from storage_core.errors import ProcessError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import is_away, raise_if_of_process
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import CopyDefect, look
@@ -65,7 +65,7 @@ class Checked:
 def verify(
     state: StoreState,
     streams: Sequence[StreamState],
-    metadata: Metadata,
+    metadata: MetadataClient,
     env: Environment,
     progress: Progress | None,
     lock_timeout_s: float,
@@ -150,7 +150,7 @@ def bad_copies(bad: Sequence[Checked]) -> Iterator[tuple[Checked, bytes, CopyDef
                 yield checked, volume_id, defects[0]
 
 
-def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float) -> list[Damage]:
+def absent_volumes(state: StoreState, metadata: MetadataClient, lock_timeout_s: float) -> list[Damage]:
     """Return the volumes that take no part in the store, or hold what is not its present, as damage."""
     statuses = metadata.statuses(lock_timeout_s)
     damage = []
@@ -365,7 +365,9 @@ def save_indexes(session: Session, indexes: Mapping[bytes, VolumeIndex]) -> None
 # --- metadata
 
 
-def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, lock_timeout_s: float) -> list[Damage]:
+def damage_beside_writers(
+    metadata: MetadataClient, volume: Volume, env: Environment, lock_timeout_s: float
+) -> list[Damage]:
     """Return what is wrong with the metadata files of one volume that others may be writing.
 
     They are read without a lock; what seems wrong may be work in progress, so it is looked at again under the volume's

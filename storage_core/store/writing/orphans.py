@@ -83,7 +83,7 @@ def _is_orphan(session: Session, transaction: bytes | None, merges_only: bool, e
         return True
     if made_ns >= env.now_ns() - TRANSACTION_OPEN_NS:
         return False
-    session.propose(Abort(transaction), frees=True)  # its block goes at once
+    session.propose(Abort(transaction), releases_space=True)  # its block goes at once
     return True
 
 

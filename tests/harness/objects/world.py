@@ -27,7 +27,7 @@ from storage_core.metadata.state import StoreState
 from storage_core.objects.files import ObjectFiles
 from storage_core.paths import ObjectPath
 from storage_core.raft.entry import HISTORY_SIZE, START, Vote, make_entry
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume import identity, locks, object_log
 from storage_core.store.volume.identity import VolumeIdentity
@@ -195,25 +195,27 @@ class World:
         for bucket in self.service.buckets.values():
             bucket.is_away = False
         self.service.late.clear()
-        metadata = Metadata.at(self.environment(), self.paths)
+        metadata = MetadataClient.at(self.environment(), self.paths)
         with metadata.session(60.0) as session:
             self._show(session.state, 0, "the end")
         with metadata.session(60.0) as session:
             session.propose(RecordEvents((Event("last"),)))
             self.sent.add("last")
-        self._show(Metadata.at(self.environment(), self.paths).view(60.0).state, len(self.shown), "a reader at the end")
+        self._show(
+            MetadataClient.at(self.environment(), self.paths).view(60.0).state, len(self.shown), "a reader at the end"
+        )
 
     # --- processes
 
     def _coordinate(self, task: Task) -> None:
         assert self.plan is not None
-        metadata: Metadata | None = None
+        metadata: MetadataClient | None = None
         for number in range(self.plan.operation_count):
             if metadata is None or self.random.random() < 0.1:
                 metadata = None
             try:
                 writes, known = self.random.random() < 0.65, len(self.shown)
-                metadata = metadata or Metadata.at(self.environment(), self.paths, for_view=not writes)
+                metadata = metadata or MetadataClient.at(self.environment(), self.paths, for_view=not writes)
                 if writes:
                     self._write(metadata, f"{task.name}.{number}")
                 else:
@@ -231,14 +233,14 @@ class World:
             except StorageError as error:
                 self._excuse(error)
 
-    def _write(self, metadata: Metadata, name: str) -> None:
+    def _write(self, metadata: MetadataClient, name: str) -> None:
         known, is_proposed, is_acked = len(self.shown), False, False
         self.sent.add(name)
         try:
             is_group = self.random.random() < 0.5
             # A view that the caller looked at, however long ago that was.
-            view = metadata.memory.known.view if len(self.sent) % 2 else None
-            with metadata.session(60.0, may_assume=is_group, view=view) as session:
+            view = metadata.cache.known.view if len(self.sent) % 2 else None
+            with metadata.session(60.0, optimistic=is_group, view=view) as session:
                 # What a group begins with may be old; what it ends with is not.
                 self._show(session.state, 0 if is_group else known, "a session")
                 is_proposed = True

@@ -16,9 +16,9 @@ from storage_core.os_errors import UnreachableError
 from storage_core.raft import rules
 from storage_core.raft.entry import START, EntryId, make_entry
 from storage_core.raft.object_log_format import LogRecord
-from storage_core.store.ensemble import commit_reader, decision, rounds, session
+from storage_core.store.ensemble import commit_reader, decision, parallel_io, session
 from storage_core.store.ensemble.log_recovery import snapshot_body
-from storage_core.store.ensemble.logs import Lead
+from storage_core.store.ensemble.merged_log import LogChain
 from storage_core.store.ensemble.session import Session
 from storage_core.store.volume import identity, object_log
 from storage_core.store.volume.log_contents import Position
@@ -134,12 +134,12 @@ def takes_no_answer_for_nothing_stored() -> list[Replacement]:
     def failure(self: Any, written: Any, voter_count: int, room: Any) -> Any:
         return NoQuorumError("nothing was stored", available=len(written.positions), needed=voter_count)
 
-    return [(rounds.Logs, "failure", failure)]
+    return [(parallel_io.Logs, "failure", failure)]
 
 
 def counts_a_volume_that_gave_no_answer() -> list[Replacement]:
     """And goes on where that ends now: what was put may land later, or never."""
-    write = rounds.Logs.write
+    write = parallel_io.Logs.write
 
     def mutant(self: Any, what: str, works: Any, room: Any) -> Any:
         written = write(self, what, works, room)
@@ -152,7 +152,7 @@ def counts_a_volume_that_gave_no_answer() -> list[Replacement]:
                 written.positions[volume_id] = Position(names.records[-1], 0, names.snapshots[0])
         return written
 
-    return [(rounds.Logs, "write", mutant)]
+    return [(parallel_io.Logs, "write", mutant)]
 
 
 def votes_and_writes_in_one_put() -> list[Replacement]:
@@ -160,31 +160,31 @@ def votes_and_writes_in_one_put() -> list[Replacement]:
 
     def recover(self: Session, decided: Any, frees: bool) -> None:
         leadership = self._new_leadership(decided.term_seen)
-        body = snapshot_body(decided.lead, leadership.vote, self.view.durable)
+        body = snapshot_body(decided.chosen_log, leadership.vote, self.view.durable)
         change = self._apply(NoOp(), leadership)
-        tip = decided.lead.tip
+        tip = decided.chosen_log.tip
         entry = make_entry(
             tip.chain, tip.index + 1, leadership.term, leadership.history, encode_envelope(change.envelope)
         )
 
         def prepare(volume_id: bytes) -> Any:
             status = decided.statuses[volume_id]
-            base, snapshot = decided.lead.at(status.keep), None
+            base, snapshot = decided.chosen_log.at(status.keep_up_to), None
             if base is None:
-                base, snapshot = decided.lead.base, (decided.lead.snapshot.history, body)
-            entries = decided.lead.entries[base.index - decided.lead.base.index :]
+                base, snapshot = decided.chosen_log.base, (decided.chosen_log.snapshot.history, body)
+            entries = decided.chosen_log.entries[base.index - decided.chosen_log.base.index :]
             return lambda log: log.rewrite(
                 status.end, base, [leadership.vote, *entries, entry], decided.commit, snapshot
             )
 
         positions = self._on_members(prepare, "entry", None)
-        self._see(
+        self._update_view(
             positions=positions, term_seen=leadership.term, commit=decided.commit,
             durable={**self.view.durable, **dict.fromkeys(positions, entry.index)},
         )  # fmt: skip
-        self._now = session.replace(self._now, view=session.moved_on(self.view, change.state, entry))
-        self._memory.start_term(leadership)
-        self._memory.record_write(self.view)
+        self._now = session.replace(self._now, view=session.with_entry(self.view, change.state, entry))
+        self._cache.start_term(leadership)
+        self._cache.record_write(self.view)
 
     return [(Session, "_recover", recover)]
 
@@ -199,12 +199,12 @@ def writes_without_a_vote() -> list[Replacement]:
             status = decided.statuses[volume_id]
             return partial(lambda log, end: end, end=status.end)
 
-        if any(status.index != decided.lead.tip.index for status in decided.statuses.values() if status.written):
+        if any(status.index != decided.chosen_log.tip.index for status in decided.statuses.values() if status.written):
             original(self, decided, frees)
             return
         positions = self._on_members(prepare, "segment", None)
-        self._see(positions=positions, term_seen=leadership.term)
-        self._memory.start_term(leadership)
+        self._update_view(positions=positions, term_seen=leadership.term)
+        self._cache.start_term(leadership)
         self._write(self._apply(NoOp(), leadership), leadership, frees)
 
     original = Session._recover
@@ -212,8 +212,8 @@ def writes_without_a_vote() -> list[Replacement]:
 
 
 def leads_with_the_first_log() -> list[Replacement]:
-    def best(tips: Any, pool: Any, held: Any) -> Lead:
-        return pool.lead_to(next(iter(tips), START))
+    def best(tips: Any, pool: Any, held: Any) -> LogChain:
+        return pool.chain_ending_at(next(iter(tips), START))
 
     return [(decision, "_best", best)]
 
@@ -237,7 +237,7 @@ def readers_do_not_wait_between_two_leaders() -> list[Replacement]:
     """What cannot be proven is taken for not committed."""
 
     def counted(self: Any, best: Any, ends: Any) -> Any:
-        sleep = commit_reader.Unproven
+        sleep = commit_reader.CommitUncertain
         try:
             return original(self, best, ends)
         except sleep:

@@ -22,10 +22,10 @@ from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft import rules
 from storage_core.raft.entry import CommitRecord, EntryId
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import commit_reader, decision, ensemble, log_recovery, session
-from storage_core.store.ensemble.branches import Branches
+from storage_core.store.ensemble import commit_reader, decision, log_recovery, metadata_client, session
+from storage_core.store.ensemble.branches import Comparison
 from storage_core.store.ensemble.commit_reader import CommitReader
-from storage_core.store.ensemble.decision import Decision, ReadVolume, VolumeStatus
+from storage_core.store.ensemble.decision import Decision, VolumeLogRead, VolumeStatus
 from storage_core.store.ensemble.session import Session
 from storage_core.store.replicas import repair_tasks
 from storage_core.store.replicas.copies import CopyResult
@@ -105,7 +105,7 @@ def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
     def status(one: Any, lead: Any, is_split: bool) -> VolumeStatus:
         made = plain(one, lead, is_split)
         if one.contents.tip == lead.tip and one.contents.tail_is_clean and not one.bad:
-            return replace(made, in_step=True)
+            return replace(made, up_to_date=True)
         return made
 
     plain = decision._status
@@ -114,15 +114,15 @@ def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
 
 def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
     fewer = lambda count: max(1, count // 2)  # noqa: E731
-    return [(module, "majority", fewer) for module in (rules, decision, ensemble, commit_reader)]
+    return [(module, "majority", fewer) for module in (rules, decision, metadata_client, commit_reader)]
 
 
 def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
     """The decision rests on the first volumes that make a majority, whatever the others say."""
 
-    def decide(found: Sequence[ReadVolume], voters: Any) -> Decision:
+    def decide(found: Sequence[VolumeLogRead], voters: Any) -> Decision:
         enough = len(found) // 2 + 1
-        rest = [ReadVolume(one.volume_id, one.name, one.instance_id) for one in found[enough:]]
+        rest = [VolumeLogRead(one.volume_id, one.name, one.instance_id) for one in found[enough:]]
         return plain([*found[:enough], *rest], voters)
 
     plain = decision.decide
@@ -131,7 +131,7 @@ def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
 
 def lets_the_best_log_outvote_the_majority() -> list[Replacement]:
     """Whatever volume has the highest term and index leads, also one of a copy of the store that was written on."""
-    return [(decision.branches, "compare", lambda *arguments: Branches())]
+    return [(decision.branches, "compare", lambda *arguments: Comparison())]
 
 
 def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
@@ -144,7 +144,7 @@ def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
 
 def does_not_ask_which_volumes_a_commit_record_names() -> list[Replacement]:
     """Of the last entry of a log nobody says where it was fsynced: a copy that went a single one further leads."""
-    return [(decision, "_stated", lambda contents: decision.Pool([contents]).statements)]
+    return [(decision, "_stated", lambda contents: decision.MergedLog([contents]).statements)]
 
 
 def takes_the_snapshot_beside_the_applier() -> list[Replacement]:
@@ -189,7 +189,7 @@ def cuts_the_log_at_its_first_bad_record() -> list[Replacement]:
 def a_blank_volume_votes() -> list[Replacement]:
     """NATS #7038: a disk that came back blank counts as one that agrees."""
 
-    def check(decided: Decision, voting_ids: Sequence[bytes], found: Sequence[ReadVolume]) -> None:
+    def check(decided: Decision, voting_ids: Sequence[bytes], found: Sequence[VolumeLogRead]) -> None:
         blank = sum(one.contents is None for one in found)
         if len(decided.voting) + blank < len(voting_ids) // 2 + 1:
             plain(decided, voting_ids, found)
@@ -203,7 +203,7 @@ def a_blank_volume_votes() -> list[Replacement]:
 
 def does_not_hear_what_was_said_of_a_volume() -> list[Replacement]:
     """A disk that was rolled back is taken for one that is a little behind."""
-    return [(decision.Pool, "_hear", lambda self, durable: None)]
+    return [(decision.MergedLog, "_add_statements", lambda self, durable: None)]
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------

@@ -271,15 +271,15 @@ def test_readers_and_writers_that_take_turns_ask_for_what_is_new(counting: Count
 
 def test_record_that_is_listed_as_it_was_is_not_fetched_again(counting: Counting) -> None:
     metadata = Store.open(made(counting, 1), env=counting.process()).metadata
-    (before,) = metadata.memory.read_all(metadata.known_volumes)
+    (before,) = metadata.cache.read_all(metadata.known_volumes)
     with counting.asking() as counts:
-        (log,) = metadata.memory.read_all(metadata.known_volumes)
+        (log,) = metadata.cache.read_all(metadata.known_volumes)
     assert log.contents is not None and before.contents is not None
     assert log.contents.entries == before.contents.entries
     assert counts == {"list": 1, "get": 1}, "the snapshot, which is the witness, always is"
     name = max(name for name in counting.objects("s3://bucket0") if name.endswith(".rec"))
     counting.objects("s3://bucket0")[name] = b"damaged"
-    (log,) = metadata.memory.read_all(metadata.known_volumes)
+    (log,) = metadata.cache.read_all(metadata.known_volumes)
     assert log.contents is not None and log.contents.bad is not None, "another tag"
 
 

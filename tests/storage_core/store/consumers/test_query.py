@@ -159,7 +159,7 @@ def test_all_streams_of_a_query_take_one_round_of_fsyncs(machine: Machine) -> No
     store, syncs = counting(machine, "sync")
     store.begin(["orders"])
     with store.session() as session:
-        session.lead()  # opens a term
+        session.ensure_leadership()  # opens a term
     del syncs[:]
     reader = QueryReader(store, "etl")
     at = reader.begin({"orders": Start(2), "notes": Start(1)})

@@ -21,7 +21,7 @@ from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Seal, Vote, make_entry
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, Record, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log import VolumeLog
@@ -230,22 +230,22 @@ def log_in(volume: Path) -> VolumeLog:
     return VolumeLog(OS_FILES, volume, IDENTITY)
 
 
-def streams(metadata: Metadata) -> set[str]:
+def streams(metadata: MetadataClient) -> set[str]:
     return {one.name for one in metadata.view(1.0).state.streams.values()}
 
 
 def check_refusal(volume: Path, env: Environment = HERE) -> None:
     before = files_of(volume)
     with pytest.raises(CorruptionError):
-        Metadata.at(env, [volume]).view(1.0)
-    with pytest.raises(CorruptionError), Metadata.at(env, [volume]).session(1.0):
+        MetadataClient.at(env, [volume]).view(1.0)
+    with pytest.raises(CorruptionError), MetadataClient.at(env, [volume]).session(1.0):
         pass
     assert files_of(volume) == before, "nothing is changed"
 
 
 def check_going_on(volume: Path, expected: set[str]) -> None:
     before = files_of(volume)
-    metadata = Metadata.at(HERE, [volume])
+    metadata = MetadataClient.at(HERE, [volume])
     with metadata.session(1.0) as session:
         assert {one.name for one in session.state.streams.values()} == expected
     assert files_of(volume) == before, "a session without a command writes nothing"
@@ -253,7 +253,7 @@ def check_going_on(volume: Path, expected: set[str]) -> None:
 
 def check_settling(volume: Path, expected: set[str]) -> None:
     before = files_of(volume)
-    metadata = Metadata.at(HERE, [volume])
+    metadata = MetadataClient.at(HERE, [volume])
     with metadata.session(1.0) as session:
         recovered = session.view
     after = files_of(volume)
@@ -321,12 +321,12 @@ def test_every_state_of_a_process_that_knows_a_view_matches_one_row(
 
 def check_knowing(volume: Path, case: Case, does: str) -> None:
     build(volume, {**{name: answers[0] for name, answers in FRESH.items()}, "record": "tip"})
-    process = Metadata.at(HERE, [volume])
+    process = MetadataClient.at(HERE, [volume])
     with process.session(1.0) as session:
         if case["led"] == "yes":
             session.propose(command_of(LAST + 1))
     term = log_in(volume).read().term
-    others = Metadata.at(HERE, [volume])
+    others = MetadataClient.at(HERE, [volume])
     if case["segment"] == "another":
         log, contents = log_in(volume), log_in(volume).read()
         log.start_segment(contents.tip, contents.commit, [Vote(contents.term + 1, b"killed candidate")])
@@ -365,7 +365,7 @@ def check_knowing(volume: Path, case: Case, does: str) -> None:
     assert recovered == ("recovers" in does)
     assert after.tip[1] == (term if "continues in its term" in does else terms + 1)
     assert after.tip[0] == len(expected) + 2 + recovered
-    assert streams(Metadata.at(HERE, [volume])) == expected | {f"S{LAST + 3}"}
+    assert streams(MetadataClient.at(HERE, [volume])) == expected | {f"S{LAST + 3}"}
 
 
 @pytest.mark.parametrize("case", list(cases_of(HOSTS)), ids=lambda case: "-".join(case.values()))
@@ -378,7 +378,7 @@ def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> No
     env = HERE if case["host"] == "ours" else ELSEWHERE
     does = what_the_holder_does(HOSTS, case)
     before = files_of(volume)
-    metadata = Metadata.at(env, [volume])
+    metadata = MetadataClient.at(env, [volume])
     held = metadata.session(1.0, take_over=case["host"] == "taken")
     if does == "refuses":
         with pytest.raises(CorruptionError), held:
@@ -394,7 +394,10 @@ def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> No
             assert session.state.lock_domain == env.lock_domain()
         segments = {"recovers": 3, "continues": 2}[case["found"]]
         assert len(log_in(volume).segments()) == segments
-        with pytest.raises(StoreBusyError), Metadata.at(ELSEWHERE if env is HERE else HERE, [volume]).session(1.0):
+        with (
+            pytest.raises(StoreBusyError),
+            MetadataClient.at(ELSEWHERE if env is HERE else HERE, [volume]).session(1.0),
+        ):
             pass
 
 
@@ -418,6 +421,6 @@ def test_a_torn_batch_of_several_entries_is_a_torn_tail(tmp_path: Path, torn: in
     (volume / "jstream.volume").write_bytes(IDENTITY.encode())
     (volume / "meta" / f"{1:016x}.log").write_bytes(data)
 
-    with Metadata.at(HERE, [volume]).session(1.0) as session:
+    with MetadataClient.at(HERE, [volume]).session(1.0) as session:
         assert {one.name for one in session.state.streams.values()} == {f"S{index}" for index in range(2, torn)}
     check_going_on(volume, {f"S{index}" for index in range(2, torn)})

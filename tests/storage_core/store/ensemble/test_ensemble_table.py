@@ -19,8 +19,8 @@ from storage_core.metadata.commands import AddStream, Envelope, Init, NoOp, Vote
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, make_entry
 from storage_core.store.ensemble.creation import create_volumes
-from storage_core.store.ensemble.decision import Contended, Decision, ReadVolume, decide, examine
-from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.decision import Decision, LockContention, VolumeLogRead, decide, examine
+from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
 from storage_core.store.volume.log_contents import Bad, LogContents, Position
 
@@ -140,7 +140,7 @@ def why_impossible(case: Case) -> str:
     return ""
 
 
-def found_of(case: Case, lock: str) -> list[ReadVolume]:
+def found_of(case: Case, lock: str) -> list[VolumeLogRead]:
     """Return five volumes, of which the first one is in the state of the case."""
     log = make_log(5)
     subject, helper, *others = ids(5)
@@ -156,19 +156,19 @@ def found_of(case: Case, lock: str) -> list[ReadVolume]:
     if bad and case["copy"] == "no":
         theirs = [index for index in theirs if index < bad or (case["end"] == "below" and index > bad)]
     own = record_of(log, 1, b"" if case["branch"] == "ours" else b"another history.")
-    one = ReadVolume(subject, "A", instance_of(subject), contents_of(log, held, own, bad), locked=lock == "ours")
+    one = VolumeLogRead(subject, "A", instance_of(subject), contents_of(log, held, own, bad), locked=lock == "ours")
     if case["volume"] == "nothing":
-        one = ReadVolume(subject, "A", reason="nothing is there")
+        one = VolumeLogRead(subject, "A", reason="nothing is there")
     elif case["volume"] == "unreadable":
         one = replace(one, contents=None, state="damaged", reason="it cannot be read")
     elif case["volume"] == "another instance":
         one = replace(one, instance_id=b"another instance")
     theirs_bad = bad if len(theirs) > bad - 1 > 0 and case["copy"] == "no" and case["end"] == "below" else 0
     readable = contents_of(log, theirs, record_of(log, COMMITTED), theirs_bad)
-    found = [one, ReadVolume(helper, "B", instance_of(helper), readable)]
+    found = [one, VolumeLogRead(helper, "B", instance_of(helper), readable)]
     for other in others:
         silent = case["silent"] == "many"
-        found.append(ReadVolume(other, other[:1].decode(), instance_of(other), None if silent else readable))
+        found.append(VolumeLogRead(other, other[:1].decode(), instance_of(other), None if silent else readable))
     return found
 
 
@@ -207,31 +207,31 @@ def test_retired_volumes_are_contents_all_the_same() -> None:
     voters = voters_of(3)
     voters[2] = Voter(third, instance_of(third), "C", retired="an fsync failed")
     found = [
-        ReadVolume(one, "", instance_of(one), what) for one, what in zip(ids(3), (short, short, whole), strict=True)
+        VolumeLogRead(one, "", instance_of(one), what) for one, what in zip(ids(3), (short, short, whole), strict=True)
     ]
     decision = decide(found, voters)
-    assert decision.lead.tip[0] == LAST
+    assert decision.chosen_log.tip[0] == LAST
     assert decision.voting == [first, second]
 
 
 # --- all volumes together
 
 
-def together(case: Case) -> list[ReadVolume]:
+def together(case: Case) -> list[VolumeLogRead]:
     """Return three volumes in the state of the case: A may vote, so may B where there is a quorum."""
     log = make_log(3)
     good = contents_of(log, up_to(LAST), record_of(log, LAST))
     behind = contents_of(log, up_to(LAST), record_of(log, LAST - 1))
     above = contents_of(log, up_to(LAST), record_of(log, LAST + 1))
     first = good if case["step"] == "all" else behind
-    a, b, c = (ReadVolume(one, one[:1].decode(), instance_of(one), good) for one in ids(3))
+    a, b, c = (VolumeLogRead(one, one[:1].decode(), instance_of(one), good) for one in ids(3))
     a = replace(a, contents=first)
     if case["votes"] == "fewer":
-        b = ReadVolume(b.volume_id, "B", reason="nothing is there")
+        b = VolumeLogRead(b.volume_id, "B", reason="nothing is there")
     if case["busy"] == "yes":
         c = replace(c, locked=False, busy=True)
     elif case["votes"] == "fewer":
-        c = ReadVolume(c.volume_id, "C", reason="nothing is there")
+        c = VolumeLogRead(c.volume_id, "C", reason="nothing is there")
     if case["record"] == "above":
         if c.contents is not None:
             c = replace(c, contents=above)
@@ -240,14 +240,14 @@ def together(case: Case) -> list[ReadVolume]:
     return [a, b, c] if case["branches"] == "one" else split(a, b, c)
 
 
-def split(a: ReadVolume, b: ReadVolume, c: ReadVolume) -> list[ReadVolume]:
+def split(a: VolumeLogRead, b: VolumeLogRead, c: VolumeLogRead) -> list[VolumeLogRead]:
     """Return the volumes with commit records of two copies on A and C, which parted where B ends or nothing is."""
     log, chain = make_log(3), make_log(3)[2].chain
     other = {index: log[index] for index in up_to(2)}
     for index in range(3, LAST + 1):
         other[index] = make_entry(chain, index, 1, b"history2", log[index].payload)
         chain = other[index].chain
-    c = ReadVolume(c.volume_id, "C", instance_of(c.volume_id), c.contents, locked=c.locked, busy=c.busy)
+    c = VolumeLogRead(c.volume_id, "C", instance_of(c.volume_id), c.contents, locked=c.locked, busy=c.busy)
     return [
         replace(a, contents=contents_of(other, up_to(LAST), record_of(other, LAST))),
         b if b.contents is None else replace(b, contents=contents_of(log, up_to(2), record_of(log, 2))),
@@ -263,10 +263,10 @@ def test_every_state_of_all_volumes_together_is_decided_as_its_row_says() -> Non
         outcome: type[Exception] | Decision
         try:
             outcome = decide(together(case), voters_of(3))
-        except (StorageError, Contended) as error:
+        except (StorageError, LockContention) as error:
             outcome = type(error)
         expected = {
-            "backs off": Contended,
+            "backs off": LockContention,
             "refuses: `NoQuorumError`": NoQuorumError,
             "refuses: `Corru": CorruptionError,
         }
@@ -287,7 +287,7 @@ def volumes(tmp_path: Path) -> list[Path]:
     """Three volumes with a few streams, all current."""
     paths = [tmp_path / name for name in "abc"]
     create_volumes(paths, StoreSettings(), HERE)
-    with Metadata.at(HERE, paths).session(1.0) as session:
+    with MetadataClient.at(HERE, paths).session(1.0) as session:
         for name in ("ONE", "TWO"):
             session.propose(AddStream(name.encode() * 5 + b"-", StreamConfig(name=name, subjects=(name,)), ()))
     return paths
@@ -303,12 +303,12 @@ def metadata_files(paths: Sequence[Path]) -> dict[str, bytes]:
 
 
 def streams_of(paths: Sequence[Path]) -> set[str]:
-    return {one.name for one in Metadata.at(HERE, paths).view(1.0).state.streams.values()}
+    return {one.name for one in MetadataClient.at(HERE, paths).view(1.0).state.streams.values()}
 
 
 def test_a_holder_that_goes_on_writes_nothing(volumes: list[Path]) -> None:
     before = metadata_files(volumes)
-    with Metadata.at(HERE, volumes).session(1.0):
+    with MetadataClient.at(HERE, volumes).session(1.0):
         pass
     assert metadata_files(volumes) == before
 
@@ -317,7 +317,7 @@ def test_a_holder_without_a_quorum_changes_nothing(volumes: list[Path]) -> None:
     for path in volumes[1:]:
         shutil.rmtree(path)
     before = metadata_files(volumes)
-    with pytest.raises(NoQuorumError, match="1 of 3 volumes can vote"), Metadata.at(HERE, volumes).session(1.0):
+    with pytest.raises(NoQuorumError, match="1 of 3 volumes can vote"), MetadataClient.at(HERE, volumes).session(1.0):
         pass
     assert metadata_files(volumes) == before
 
@@ -325,14 +325,14 @@ def test_a_holder_without_a_quorum_changes_nothing(volumes: list[Path]) -> None:
 @pytest.mark.parametrize("which", range(3))
 def test_a_volume_that_is_behind_catches_up_and_the_others_keep_what_they_have(volumes: list[Path], which: int) -> None:
     old = {file.name: file.read_bytes() for file in (volumes[which] / "meta").iterdir()}
-    with Metadata.at(HERE, volumes).session(1.0) as session:
+    with MetadataClient.at(HERE, volumes).session(1.0) as session:
         session.propose(AddStream(b"THREE-----------", StreamConfig(name="THREE", subjects=("THREE",)), ()))
     shutil.rmtree(volumes[which] / "meta")
     (volumes[which] / "meta").mkdir()
     for name, content in old.items():
         (volumes[which] / "meta" / name).write_bytes(content)
     before = metadata_files(volumes)
-    with Metadata.at(HERE, volumes).session(1.0) as session:
+    with MetadataClient.at(HERE, volumes).session(1.0) as session:
         assert {session.status(one.volume_id).state for one in session.volumes} == {"current"}
     after = metadata_files(volumes)
     assert all(len(after[name]) >= len(content) for name, content in before.items()), "nothing is cut or removed"
@@ -342,7 +342,7 @@ def test_a_volume_that_is_behind_catches_up_and_the_others_keep_what_they_have(v
         assert streams_of(rest) == {"ONE", "TWO", "THREE"}
 
 
-def make_stream(metadata: Metadata, name: str) -> dict[str, str]:
+def make_stream(metadata: MetadataClient, name: str) -> dict[str, str]:
     """Begin a session that makes a stream; return how each volume stands at its end."""
     with metadata.session(1.0) as session:
         session.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
@@ -350,7 +350,7 @@ def make_stream(metadata: Metadata, name: str) -> dict[str, str]:
 
 
 def test_a_process_goes_on_without_a_volume_that_goes_while_it_knows_the_store(volumes: list[Path]) -> None:
-    metadata = Metadata.at(HERE, volumes)
+    metadata = MetadataClient.at(HERE, volumes)
     make_stream(metadata, "THREE")
     shutil.rmtree(volumes[1])
     assert make_stream(metadata, "FOUR") == {"a": "current", "b": "missing", "c": "current"}
@@ -358,7 +358,7 @@ def test_a_process_goes_on_without_a_volume_that_goes_while_it_knows_the_store(v
 
 
 def test_a_volume_that_another_process_has_locked_is_left_out_and_catches_up(volumes: list[Path]) -> None:
-    metadata = Metadata.at(HERE, volumes)
+    metadata = MetadataClient.at(HERE, volumes)
     make_stream(metadata, "THREE")
     busy = OS_FILES.lock(volumes[2] / "lock")
     assert busy.try_acquire()
@@ -373,16 +373,16 @@ def test_a_volume_that_another_process_has_locked_is_left_out_and_catches_up(vol
 def test_two_of_three_volumes_locked_by_others_are_waited_for(volumes: list[Path]) -> None:
     busy = [OS_FILES.lock(path / "lock") for path in volumes[:2]]
     assert all(one.try_acquire() for one in busy)
-    with pytest.raises(StoreBusyError), Metadata.at(HERE, volumes).session(0.0):
+    with pytest.raises(StoreBusyError), MetadataClient.at(HERE, volumes).session(0.0):
         pass
     for one in busy:
         one.close()
-    make_stream(Metadata.at(HERE, volumes), "THREE")
+    make_stream(MetadataClient.at(HERE, volumes), "THREE")
 
 
 def test_a_process_does_not_go_back_behind_what_it_has_seen(volumes: list[Path]) -> None:
     """Two volumes are put back as they were: for a process that begins anew a valid older store, for this one not."""
-    metadata = Metadata.at(HERE, volumes)
+    metadata = MetadataClient.at(HERE, volumes)
     old = {path: [(file, file.read_bytes()) for file in (path / "meta").iterdir()] for path in volumes[:2]}
     make_stream(metadata, "THREE")
     for path, files in old.items():

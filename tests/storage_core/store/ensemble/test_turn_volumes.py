@@ -131,7 +131,7 @@ def test_a_holder_killed_while_it_installs_a_snapshot_over_stray_entries_leaves_
     with Store.open(paths[:2]) as store:
         store.stream("S").publish("S", b"0")
         with store.metadata.session(5.0) as session:
-            session.lead()
+            session.ensure_leadership()
             assert session.snapshot()
     (tmp_path / "away").rename(paths[2])
     for path in paths:

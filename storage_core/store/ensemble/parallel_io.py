@@ -26,14 +26,14 @@ Work = Callable[[MetadataLog], T]  # on one log
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ReserveAllowance:
     """What a round may use of the reserves of full volumes."""
 
-    leaves: int = 0  # bytes of each that stay
+    reserve_min: int = 0  # bytes of each that stay
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class WriteOutcome:
     """What became of writing the same to several logs."""
 
     kind: str  # entry, vote, segment, snapshot
@@ -84,23 +84,25 @@ class Logs:
         volume = self._volumes.get(volume_id)
         return str(volume.path) if volume is not None else volume_id.hex()
 
-    def on_each(self, works: Mapping[bytes, Work[T]], room: Room | None = None) -> dict[bytes, T | BaseException]:
+    def on_each(
+        self, works: Mapping[bytes, Work[T]], allowance: ReserveAllowance | None = None
+    ) -> dict[bytes, T | BaseException]:
         """Do the work on all of these logs at once; return what it returned or raised, by volume.
 
-        `room`: a volume that is full gets some from its reserve.
+        `allowance`: a volume that is full gets some from its reserve.
         """
         calls = []
         for volume_id, work in works.items():
             log = self._logs[volume_id]
             call = partial(work, log)
-            if room is not None:
-                call = partial(self._with_room, volume_id, call, room)
+            if allowance is not None:
+                call = partial(self._with_reserve, volume_id, call, allowance)
             calls.append(VolumeCall(self._env.files, log.directory, call, is_shared=True))
         outcomes = dict(zip(works, self._env.parallel(calls), strict=True))
         self._failed.update(key for key, outcome in outcomes.items() if isinstance(outcome, BaseException))
         return outcomes
 
-    def _with_room(self, volume_id: bytes, call: Callable[[], T], room: Room) -> T:
+    def _with_reserve(self, volume_id: bytes, call: Callable[[], T], allowance: ReserveAllowance) -> T:
         """Do the call again while there is no room for it and the volume has a reserve to give up."""
         spare = self._volumes[volume_id].reserve
         while True:
@@ -109,24 +111,28 @@ class Logs:
             except SyncError:  # which is never tried again
                 raise
             except OSError as error:
-                if error.errno not in FULL or not spare.give_up(room.leaves):
+                if error.errno not in FULL or not spare.give_up(allowance.reserve_min):
                     raise
                 self.drew_on_reserves = True
 
-    def write(self, kind: str, works: Mapping[bytes, Work[Position]], room: Room | None) -> Round:
+    def write(
+        self, kind: str, works: Mapping[bytes, Work[Position]], allowance: ReserveAllowance | None
+    ) -> WriteOutcome:
         """Write to all of these logs. Raises what is no error of a single volume."""
         positions: dict[bytes, Position] = {}
         errors: dict[bytes, OSError | StorageError] = {}
-        for volume_id, outcome in self.on_each(works, room).items():
+        for volume_id, outcome in self.on_each(works, allowance).items():
             if isinstance(outcome, Position):
                 positions[volume_id] = outcome
             elif isinstance(outcome, OSError) or (isinstance(outcome, StorageError) and len(works) > 1):
                 errors[volume_id] = outcome
             else:
                 raise outcome
-        return Round(kind, positions, errors)
+        return WriteOutcome(kind, positions, errors)
 
-    def failure(self, written: Round, voter_count: int, room: Room | None) -> StorageError | OSError:
+    def failure(
+        self, written: WriteOutcome, voter_count: int, allowance: ReserveAllowance | None
+    ) -> StorageError | OSError:
         """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
         label = ", ".join(str(volume.path) for volume in self._volumes.values())
         reasons = "; ".join(f"{self.name(volume_id)}: {error}" for volume_id, error in written.errors.items())
@@ -139,13 +145,13 @@ class Logs:
             return SupersededError(f"{label}: another process has led since ({reasons}); nothing was stored")
         failures = [error for error in written.errors.values() if isinstance(error, OSError)]
         if any(error.errno in FULL for error in failures):
-            used_up = "; the reserve for removals is used up: make room by other means" if room is not None else ""
-            if room is not None and room.leaves:
+            used_up = "; the reserve for removals is used up: make room by other means" if allowance is not None else ""
+            if allowance is not None and allowance.reserve_min:
                 used_up = "; what acknowledgements may use of the reserve is used up: remove messages first"
             return DiskFullError(f"{label}: {reasons}; nothing was stored{used_up}")
-        return _why_failed(failures, label) or self._no_quorum(written, voter_count, label, reasons)
+        return _process_wide_error(failures, label) or self._no_quorum(written, voter_count, label, reasons)
 
-    def _no_quorum(self, written: Round, voter_count: int, label: str, reasons: str) -> StorageError:
+    def _no_quorum(self, written: WriteOutcome, voter_count: int, label: str, reasons: str) -> StorageError:
         if voter_count == 1 and not any(isinstance(error, UnreachableError) for error in written.errors.values()):
             return VolumeFailedError(f"{label}: writing a log {written.kind} failed with {reasons}; nothing was stored")
         return NoQuorumError(
@@ -156,7 +162,7 @@ class Logs:
         )
 
 
-def _why_failed(failures: Sequence[OSError], label: str) -> StorageError | OSError | None:
+def _process_wide_error(failures: Sequence[OSError], label: str) -> StorageError | OSError | None:
     """Return the error of a volume that is closed to us, or of this process, if there is one."""
     closed = next((error for error in failures if error.errno in CLOSED), None)
     if closed is not None:

@@ -34,11 +34,11 @@ from storage_core.os_errors import CLOSED, FULL, UnreachableError, of_volume, ra
 from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
-from storage_core.store.ensemble.commit_reader import CommitReader, Doubt, Unproven
-from storage_core.store.ensemble.decision import Contended, VolumeStatus, examine, remedy
-from storage_core.store.ensemble.log_recovery import Relock
+from storage_core.store.ensemble.commit_reader import CommitReader, CommitUncertain, UncommittedTail
+from storage_core.store.ensemble.decision import LockContention, VolumeStatus, examine, remedy
+from storage_core.store.ensemble.log_recovery import MembershipChanged
 from storage_core.store.ensemble.process_cache import ProcessCache
-from storage_core.store.ensemble.session import LookAgain, Session
+from storage_core.store.ensemble.session import RescanRequired, Session
 from storage_core.store.ensemble.view import View
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
@@ -55,7 +55,7 @@ CONTENDED_PAUSE_S = 0.02
 SUPERSEDED_PAUSE_MAX_S = 2.0  # who lost to another leader waits for longer each time
 
 
-class Metadata:
+class MetadataClient:
     """The metadata of a store, as this process knows it. Safe to use from several threads."""
 
     def __init__(
@@ -73,14 +73,14 @@ class Metadata:
         self.env, self._read_only = env, read_only
         self._may_lead = recovers or not read_only  # to recover what a crash left; nothing else
         self._volumes = VolumeSet(env, known, paths)
-        self.memory = ProcessCache(env)
-        self._reader = CommitReader(env, self._volumes, self.memory, not self._may_lead)
+        self.cache = ProcessCache(env)
+        self._reader = CommitReader(env, self._volumes, self.cache, not self._may_lead)
         self.renew()
         renew_in_children(Stage.STORES, self)
 
     def renew(self) -> None:
         """Lead nothing, and hold nothing: a forked child is another process."""
-        self.memory.renew()
+        self.cache.renew()
         self._reading = threading.Lock()
 
     @classmethod
@@ -91,7 +91,7 @@ class Metadata:
         read_only: bool = False,
         for_view: bool = False,
         recovers: bool = False,
-    ) -> "Metadata":
+    ) -> "MetadataClient":
         """Return the metadata of the store that these paths lead to.
 
         `for_view`: the caller asks for the `view` at once; in object stores that begins here. Raises NotAStoreError,
@@ -145,9 +145,9 @@ class Metadata:
 
     # --- reading
 
-    def may_have_news(self, known: View) -> bool:
+    def may_have_advanced(self, known: View) -> bool:
         """Return whether more may be committed than that; in an object store one small request to one volume."""
-        return self._reader.may_have_news(known)
+        return self._reader.may_have_advanced(known)
 
     def view(self, lock_timeout_s: float) -> View:
         """Return the newest committed state that commit records vouch for. Takes no lock unless in doubt."""
@@ -157,9 +157,9 @@ class Metadata:
             for _ in range(READ_ATTEMPTS):
                 try:
                     view = self._reader.follow()
-                except Doubt:
+                except UncommittedTail:
                     break
-                except Unproven as doubt:
+                except CommitUncertain as doubt:
                     (proven,) = doubt.args
                     self.env.sleep(UNPROVEN_PAUSE_S)
                     continue
@@ -196,7 +196,7 @@ class Metadata:
                 f"{self.label}: no whole commit record to read by: {reason}. {self._remedy()}"
             ) from error
         logger.warning("%s: read as last known to be committed; newer messages may exist", self.label)
-        self.memory.keep(self._reader.undecided)
+        self.cache.keep(self._reader.undecided)
         return self._reader.undecided
 
     def statuses(self, lock_timeout_s: float) -> dict[bytes, VolumeStatus]:
@@ -211,7 +211,7 @@ class Metadata:
         for _ in range(READ_ATTEMPTS):
             before, view = result, self.view(lock_timeout_s)
             result = dict(
-                examine([self.memory.read(volume) for volume in self._volumes.look()], view.state.voters).statuses
+                examine([self.cache.read(volume) for volume in self._volumes.look()], view.state.voters).statuses
             )
             moving = {
                 volume_id
@@ -235,7 +235,7 @@ class Metadata:
         at_hand = self._volumes.look()
         paths = self._volumes.lockable(at_hand)
         with locks.hold(self.env.files, paths, len(paths), lock_timeout_s):
-            return dict(examine([self.memory.read(volume) for volume in at_hand], self._volumes.voters).statuses)
+            return dict(examine([self.cache.read(volume) for volume in at_hand], self._volumes.voters).statuses)
 
     def hold(self, volume: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
         """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
@@ -248,20 +248,20 @@ class Metadata:
         lock_timeout_s: float,
         take_over: bool = False,
         patience_s: float = 0.0,
-        frees: bool = False,
-        may_assume: bool = False,
+        releases_space: bool = False,
+        optimistic: bool = False,
         view: View | None = None,
     ) -> Iterator[Session]:
         """Hold the store: everything read, everything that counts made durable.
 
         `patience_s`: how long to wait for volumes that others have locked when a majority is enough to go on.
-        `frees`: the session is taken to make room, so what it has to write first may use the reserves of full volumes.
-        `may_assume`: all that is done in it is done in a group (`Session`). `view`: what the caller has looked at a
+        `releases_space`: the session makes room, so what it has to write first may use the reserves of full volumes.
+        `optimistic`: all that is done in it is done in a group (`Session`). `view`: what the caller has looked at a
         moment ago.
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
         self._check_writable()
-        with self._session(lock_timeout_s, take_over, patience_s, frees, may_assume, view) as session:
+        with self._session(lock_timeout_s, take_over, patience_s, releases_space, optimistic, view) as session:
             yield session
 
     def _check_writable(self) -> None:
@@ -274,8 +274,8 @@ class Metadata:
         lock_timeout_s: float,
         take_over: bool = False,
         patience_s: float = 0.0,
-        frees: bool = False,
-        may_assume: bool = False,
+        releases_space: bool = False,
+        optimistic: bool = False,
         view: View | None = None,
     ) -> Iterator[Session]:
         if not self._volumes.voters:
@@ -296,11 +296,11 @@ class Metadata:
                 # As they were: the session looks at the logs, which say whose they are, and finds out if they changed.
                 is_fresh = (
                     is_fresh
-                    or self.memory.known.view is None
+                    or self.cache.known.view is None
                     or any(volume.identity is None for volume in self._volumes.known)
                 )
-                if may_assume and not is_fresh and self._volumes.is_remote and not self.memory.leads:
-                    view = view if view is not None and view is self.memory.known.view else self._followed()
+                if optimistic and not is_fresh and self._volumes.is_remote and not self.cache.leads:
+                    view = view if view is not None and view is self.cache.known.view else self._followed()
                 at_hand = self._volumes.look() if is_fresh else self._volumes.known
                 with ExitStack() as stack:
                     try:
@@ -310,19 +310,19 @@ class Metadata:
                             raise
                         is_fresh = True
                         continue
-                    session = Session(self.memory, at_hand, held, is_fresh, may_assume, view)
+                    session = Session(self.cache, at_hand, held, is_fresh, optimistic, view)
                     view = None
                     stack.callback(session.close)
                     try:
-                        session.begin(take_over, frees)
-                    except LookAgain:
+                        session.begin(take_over, releases_space)
+                    except RescanRequired:
                         is_fresh = True
                         continue
-                    except Relock as relock:
+                    except MembershipChanged as relock:
                         self._volumes.complete(relock.args[0])
                         is_fresh = True
                         continue
-                    except (Contended, SupersededError) as contention:
+                    except (LockContention, SupersededError) as contention:
                         if isinstance(contention, SupersededError):
                             pause_s = min(2 * pause_s, SUPERSEDED_PAUSE_MAX_S)
                         if self.env.monotonic() >= deadline:
@@ -343,7 +343,7 @@ class Metadata:
         with self._reading:
             try:
                 return self._reader.follow()
-            except (Doubt, Unproven, StorageError, OSError):
+            except (UncommittedTail, CommitUncertain, StorageError, OSError):
                 return None
 
     def _locks_of(

@@ -10,7 +10,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.volume.volumes import Volume
 
 
-def move(
+def check_host(
     state: StoreState, volumes: Sequence[Volume], label: str, env: Environment, take_over: bool = False
 ) -> TakeOver | None:
     """Return what moves the store to this host; None if it is written from here already.

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from storage_core.raft.entry import Entry
-from storage_core.store.ensemble.view import View, applied, moved_on
+from storage_core.store.ensemble.view import View, applied, with_entry
 from storage_core.store.volume.log_contents import Look
 
 
-def gone_on(known: View, looks: Sequence[Look]) -> View | None:
+def advance_view(known: View, looks: Sequence[Look]) -> View | None:
     """Return `known` moved on by what stands behind it on the volumes; None if that is not all there is to know.
 
     It is all if the logs hold the same entries, these go on from what is known, and the commit
@@ -18,7 +18,7 @@ def gone_on(known: View, looks: Sequence[Look]) -> View | None:
     for number, look in enumerate(looks):
         entries = [record for record in look.records if isinstance(record, Entry)]
         if number == 0:
-            moved = _moved_on_by(view, entries)
+            moved = _with_entries(view, entries)
             if moved is None:
                 return None
             view = replace(moved, commit=look.commit)
@@ -32,12 +32,12 @@ def gone_on(known: View, looks: Sequence[Look]) -> View | None:
     return view
 
 
-def _moved_on_by(view: View, entries: Sequence[Entry]) -> View | None:
+def _with_entries(view: View, entries: Sequence[Entry]) -> View | None:
     """Return the view after these entries; None if they do not go on from it."""
     for entry in entries:
         if entry.index <= view.index:
             continue
         if not entry.follows(view.chain):
             return None
-        view = moved_on(view, applied(view.state, entry), entry)
+        view = with_entry(view, applied(view.state, entry), entry)
     return view

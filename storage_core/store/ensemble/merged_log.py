@@ -16,7 +16,7 @@ Node = tuple[int, bytes]  # index and chain of an entry
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class LogChain:
     """The log to lead with."""
 
     tip: EntryId
@@ -60,7 +60,7 @@ class Lead:
             yield index, chain
 
 
-class Pool:
+class MergedLog:
     """All entries and snapshots of all volumes, put together to chains."""
 
     def __init__(self, contents: Iterable[LogContents]) -> None:
@@ -73,7 +73,7 @@ class Pool:
         for log in contents:
             if log.snapshot is not None and log.snapshot_body is not None:
                 self._roots[log.snapshot.index, log.snapshot.chain] = (log.snapshot, log.snapshot_body)
-                self._hear(log.snapshot_body.durable)
+                self._add_statements(log.snapshot_body.durable)
         for index, chain in self._roots:
             self._chains.setdefault(index, []).append(chain)
         pooled: dict[tuple[int, bytes], Entry] = {}
@@ -81,10 +81,10 @@ class Pool:
             for entry in log.everything.values():
                 pooled.setdefault((entry.index, entry.chain), entry)
         for place in sorted(pooled):
-            self._hear(decode_envelope(pooled[place].payload).durable)
+            self._add_statements(decode_envelope(pooled[place].payload).durable)
             self._link(place, pooled[place])
 
-    def _hear(self, durable: Mapping[bytes, int]) -> None:
+    def _add_statements(self, durable: Mapping[bytes, int]) -> None:
         for volume_id, index in durable.items():
             self.statements[volume_id] = max(self.statements.get(volume_id, 0), index)
 
@@ -109,7 +109,7 @@ class Pool:
                 best = entry.id
         return best
 
-    def lead_to(self, tip: EntryId) -> Lead:
+    def chain_ending_at(self, tip: EntryId) -> LogChain:
         """Return the log that ends with `tip`, from the newest snapshot on its way on."""
         index, _, chain = tip
         entries: list[Entry] = []
@@ -118,7 +118,7 @@ class Pool:
             entries.append(entry)
             index, chain = index - 1, self._parents[index, chain]
         header, body = self._roots.get((index, chain), (None, None))
-        return Lead(tip, header, body, tuple(reversed(entries)))
+        return LogChain(tip, header, body, tuple(reversed(entries)))
 
     def place_of(self, commit: CommitRecord) -> EntryId | None:
         """Return the entry that a commit record names, None if no whole chain leads there."""

@@ -48,7 +48,7 @@ def remove_mark(path: Path, mark: str, env: Environment) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PartialVolume:
     """What is on a volume to be."""
 
     path: Path
@@ -58,7 +58,7 @@ class Begun:
 
 
 def resume(
-    paths: Sequence[Path], mark: str, clear: Callable[[Sequence[Begun], Environment], None], env: Environment
+    paths: Sequence[Path], mark: str, clear: Callable[[Sequence[PartialVolume], Environment], None], env: Environment
 ) -> list[Volume] | None:
     """Finish what was killed on these directories; return its volumes, None if there is none to finish.
 
@@ -69,10 +69,10 @@ def resume(
         return None
     ours = [path for path in paths if _holds(path, (mark, identity.FILE_NAME), env)]
     with locks.hold(env.files, ours, len(ours), 0.0):
-        begun = [_look(path, mark, env) for path in paths]
-        if any(volume.identity is not None for volume in begun):
-            return _finish(begun, mark, env)
-        clear(begun, env)
+        partial_volumes = [_read_partial(path, mark, env) for path in paths]
+        if any(volume.identity is not None for volume in partial_volumes):
+            return _finish(partial_volumes, mark, env)
+        clear(partial_volumes, env)
     return None
 
 
@@ -80,7 +80,7 @@ def _holds(path: Path, names: Sequence[str], env: Environment) -> bool:
     return env.files.is_directory(path) and not set(names).isdisjoint(env.files.list_directory(path))
 
 
-def _look(path: Path, mark: str, env: Environment) -> Begun:
+def _read_partial(path: Path, mark: str, env: Environment) -> PartialVolume:
     marked: tuple[VolumeIdentity, ...] = ()
     is_marked = _holds(path, (mark,), env)
     if is_marked:
@@ -94,25 +94,26 @@ def _look(path: Path, mark: str, env: Environment) -> Begun:
         own: VolumeIdentity | None = identity.read_identity(env.files, path)
     except (NotAStoreError, CorruptionError):  # torn: the mark has it
         own = None
-    return Begun(path, is_marked, marked, own)
+    return PartialVolume(path, is_marked, marked, own)
 
 
-def _finish(begun: Sequence[Begun], mark: str, env: Environment) -> list[Volume]:
+def _finish(partial_volumes: Sequence[PartialVolume], mark: str, env: Environment) -> list[Volume]:
     """Write the identities that are missing, make the others durable, and take the marks away."""
-    attempt = max((before.marked for before in begun), key=len)  # one that was cut off has fewer
+    attempt = max((before.marked for before in partial_volumes), key=len)  # one that was cut off has fewer
     volumes = []
-    for before in begun:
+    for before in partial_volumes:
         if before.identity is not None and before.identity not in attempt:
             raise AlreadyExistsError(f"{before.path} holds a jstream store already")
         own = before.identity or (before.marked[0] if before.marked else None)
         if own is not None and own in attempt:
             volumes.append(Volume(own.volume_id, before.path, own, files=env.files))
     here, wanted = {volume.volume_id for volume in volumes}, {expected.volume_id for expected in attempt}
-    if not len(begun) == len(volumes) == len(attempt) or here != wanted:
+    if not len(partial_volumes) == len(volumes) == len(attempt) or here != wanted:
         raise AlreadyExistsError(
-            f"{begun[0].path}: {_WORK[mark]} on {len(attempt)} volumes was not finished; name all of them to finish it"
+            f"{partial_volumes[0].path}: {_WORK[mark]} on {len(attempt)} volumes was not finished; "
+            "name all of them to finish it"
         )
-    for volume, before in zip(volumes, begun, strict=True):
+    for volume, before in zip(volumes, partial_volumes, strict=True):
         assert volume.identity is not None
         path = volume.path / identity.FILE_NAME
         if before.identity is None and path.name in env.files.list_directory(volume.path):
@@ -129,9 +130,9 @@ def _finish(begun: Sequence[Begun], mark: str, env: Environment) -> list[Volume]
     return volumes
 
 
-def clear_creation(begun: Sequence[Begun], env: Environment) -> None:
+def clear_creation(partial_volumes: Sequence[PartialVolume], env: Environment) -> None:
     """Take away what a creation wrote. Raises AlreadyExistsError if there is more than that, and touches nothing."""
-    marked = [volume.path for volume in begun if volume.is_marked]
+    marked = [volume.path for volume in partial_volumes if volume.is_marked]
     for path in marked:
         _check_only_ours(path, env)
     for path in marked:

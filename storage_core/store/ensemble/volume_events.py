@@ -12,7 +12,7 @@ from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 
-def news_of(
+def volume_events(
     state: StoreState,
     decided: Mapping[bytes, VolumeStatus],
     statuses: Mapping[bytes, VolumeStatus],
