@@ -94,7 +94,7 @@ _UNKNOWN = Owner("", "", "another host", 0, "an unknown time")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseInfo:
     """A lease that somebody else has."""
 
     owner: Owner
@@ -113,7 +113,7 @@ class Held:
             self.owner.is_over or bool(self.machine) and self.owner.machine == self.machine and _has_ended(self.owner)
         )
 
-    def is_renewed_since(self, before: "Held") -> bool:
+    def is_renewed_since(self, before: "LeaseInfo") -> bool:
         """Return whether somebody has put it since it was looked at before."""
         return any(before.signs.get(volume_id, sign) != sign for volume_id, sign in self.signs.items())
 
@@ -157,12 +157,12 @@ class Leases:
             Renewal(self._env.files, volume, self._names, self._owner_id, encoded) for volume in self._volumes
         ]
         self._threads: list[threading.Thread] = []
-        self._observed: dict[LeaseName, tuple[Held | None, float]] = {}  # what they were like, and when
+        self._observed: dict[LeaseName, tuple[LeaseInfo | None, float]] = {}  # what they were like, and when
         weakref.finalize(self, self._names.stopped.set)
 
     # --- one lease
 
-    def acquire(self, name: LeaseName) -> Held | None:
+    def acquire(self, name: LeaseName) -> LeaseInfo | None:
         """Create a lease that nobody has; return None, or who has it or a higher number of its purpose.
 
         Raises OSError if too few volumes answer.
@@ -178,12 +178,12 @@ class Leases:
                     self._start()
                     return None
                 self._release([name.purpose])
-                return self.look(LeaseName(name.purpose, newest[0])) or Held(_UNKNOWN, {}, "")
+                return self.look(LeaseName(name.purpose, newest[0])) or LeaseInfo(_UNKNOWN, {}, "")
             held = self.look(name)
             if held is not None:
                 return held
             if self._env.monotonic() >= until_s:  # others come and go
-                return Held(_UNKNOWN, {}, "")
+                return LeaseInfo(_UNKNOWN, {}, "")
             self._env.sleep(LOOK_S)
 
     def _create_on_each(self, name: LeaseName) -> bool:
@@ -207,7 +207,7 @@ class Leases:
                 self._release([name.purpose])
         return is_ours
 
-    def succeed(self, purpose: str) -> Held | None:
+    def succeed(self, purpose: str) -> LeaseInfo | None:
         """Own a purpose whose newest owner is gone, under the next number; return None, or who has it.
 
         Raises OSError if too few volumes answer.
@@ -230,7 +230,7 @@ class Leases:
             is_gone = held.has_ended()
         return held
 
-    def _wait_until_ended(self, name: LeaseName, silent: Held | None) -> Held | None:
+    def _wait_until_ended(self, name: LeaseName, silent: LeaseInfo | None) -> LeaseInfo | None:
         """Wait for a silent owner that has woken up: it ends when it sees the next number. Return it if it does not."""
         until_s = self._env.monotonic() + self._wait_s
         held = self.look(name)
@@ -241,7 +241,7 @@ class Leases:
             held, is_gone = self.look_or_wait(name)
         return None
 
-    def look(self, name: LeaseName) -> Held | None:
+    def look(self, name: LeaseName) -> LeaseInfo | None:
         """Return who else has a lease, on any of the volumes. Raises OSError if too few of them answer."""
         owners: dict[bytes, Owner] = {}
         for volume, owner in self._answers(lambda volume: read(self._env.files, _path(volume, name))):
@@ -250,9 +250,9 @@ class Leases:
         if not owners:
             return None
         signs = {volume_id: owner.sign for volume_id, owner in owners.items()}
-        return Held(min(owners.values(), key=lambda owner: owner.is_over), signs, self._machine)
+        return LeaseInfo(min(owners.values(), key=lambda owner: owner.is_over), signs, self._machine)
 
-    def look_or_wait(self, name: LeaseName) -> tuple[Held | None, bool]:
+    def look_or_wait(self, name: LeaseName) -> tuple[LeaseInfo | None, bool]:
         """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
         held = self.look(name)
         until_s = self._env.monotonic() + self._wait_s
@@ -456,7 +456,7 @@ def last_owner(volume: Volume, env: Environment, purpose: str) -> str:
     """Return who owns a purpose on a volume, as far as one look tells; nothing if nobody does. Raises OSError."""
     number = _newest(names_on(volume, env.files)).get(purpose)
     owner = read(env.files, _path(volume, LeaseName(purpose, number))) if number is not None else None
-    is_gone = owner is None or Held(owner, {}, _machine(env)).has_ended()
+    is_gone = owner is None or LeaseInfo(owner, {}, _machine(env)).has_ended()
     return "" if is_gone else str(owner)
 
 

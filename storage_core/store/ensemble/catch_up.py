@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from storage_core.raft.entry import Entry
 from storage_core.store.ensemble.view import View, applied, with_entry
-from storage_core.store.volume.log_contents import Look
+from storage_core.store.volume.log_contents import TailRead
 
 
-def advance_view(known: View, looks: Sequence[Look]) -> View | None:
+def advance_view(known: View, looks: Sequence[TailRead]) -> View | None:
     """Return `known` moved on by what stands behind it on the volumes; None if that is not all there is to know.
 
     It is all if the logs hold the same entries, these go on from what is known, and the commit

@@ -23,7 +23,7 @@ from storage_core.store.ensemble.process_cache import ProcessCache, on_each
 from storage_core.store.ensemble.view import View, all_applied, trail_of
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
-from storage_core.store.volume.log_contents import End, LogContents, Mark, Tail
+from storage_core.store.volume.log_contents import CommitMark, LogContents, LogEnd, Tail
 from storage_core.store.volume.object_log import Listing, ObjectLog
 from storage_core.store.volume.volumes import Volume
 
@@ -45,7 +45,7 @@ class CommitReader:
     def __init__(self, env: Environment, volume_set: VolumeSet, memory: ProcessCache, read_only: bool) -> None:
         self._env, self._volumes, self._cache, self._read_only = env, volume_set, memory, read_only
         self.undecided: View | None = None  # what a commit record says while newer entries may count
-        self._marks: dict[bytes, Mark] = {}  # what each volume said last
+        self._marks: dict[bytes, CommitMark] = {}  # what each volume said last
         self._asked_last = 0  # of the volumes, by `may_have_advanced`
         self.listings: dict[bytes, Listing] = {}  # what lay in logs when this call began, by volume: good for one look
 
@@ -149,14 +149,14 @@ class CommitReader:
         errors: list[StorageError | OSError] = []
         clean_count = 0
         records: list[CommitRecord | None] = []
-        ends: dict[bytes, End] = {}
+        ends: dict[bytes, LogEnd] = {}
         learners = {voter.volume_id for voter in self._volumes.voters if voter.learner}
         if any(volume.is_remote and volume.identity is None for volume in self._volumes.known):
             self._volumes.look()  # it may have given no answer for a moment
-        marks: list[Mark | BaseException]
+        marks: list[CommitMark | BaseException]
         if seen is not None and self._are_all(seen):
             logs = {read.volume_id: read.contents for read in seen if read.contents is not None}
-            self._marks |= {key: Mark(log.commit, True, log.end, log.newest) for key, log in logs.items()}
+            self._marks |= {key: CommitMark(log.commit, True, log.end, log.newest) for key, log in logs.items()}
             marks = [self._marks[volume.volume_id] for volume in self._volumes.known]
         else:
             asked = self._marks if is_asked else {}
@@ -195,7 +195,7 @@ class CommitReader:
         return (*best, clean_count >= needed, records.count(best[1]) >= needed)
 
     def _counted(
-        self, best: tuple[Volume, CommitRecord | None], ends: Mapping[bytes, End]
+        self, best: tuple[Volume, CommitRecord | None], ends: Mapping[bytes, LogEnd]
     ) -> tuple[Volume, CommitRecord | None]:
         """Return up to where the log is committed by what all say, and a volume that has it.
 
@@ -422,7 +422,7 @@ class CommitReader:
         except (StorageError, OSError):  # it is away: `view` knows what that means
             return True
 
-    def _mark(self, volume: Volume) -> Mark:
+    def _mark(self, volume: Volume) -> CommitMark:
         known = self._cache.known.view
         position = known.positions.get(volume.volume_id) if known is not None else None
         mark = self._marks[volume.volume_id] = volume.log.read_mark(self._marks.get(volume.volume_id), position)

@@ -256,7 +256,7 @@ def _stated(contents: LogContents) -> Mapping[bytes, int]:
 
 def _end(contents: LogContents) -> int:
     """Return the last entry that a volume has, on a whole chain or not."""
-    return max([contents.tip.index, *contents.everything])
+    return max([contents.tip.index, *contents.entries_by_index])
 
 
 def _best(tips: Iterable[EntryId], pool: MergedLog, held: Sequence[Node]) -> LogChain:
@@ -348,7 +348,7 @@ class _Rules:
         others = [log for other_id, log in self._contents.items() if other_id != volume_id]
         if any(log.snapshot is not None and log.snapshot.index >= index for log in others):
             return True
-        return any(self._pool.holds(log.everything.get(index)) for log in others)
+        return any(self._pool.holds(log.entries_by_index.get(index)) for log in others)
 
 
 def _status(judged: _Judged, chosen_log: LogChain, is_split: bool) -> VolumeStatus:

@@ -78,7 +78,7 @@ class MergedLog:
             self._chains.setdefault(index, []).append(chain)
         pooled: dict[tuple[int, bytes], Entry] = {}
         for log in contents:
-            for entry in log.everything.values():
+            for entry in log.entries_by_index.values():
                 pooled.setdefault((entry.index, entry.chain), entry)
         for place in sorted(pooled):
             self._add_statements(decode_envelope(pooled[place].payload).durable)
@@ -104,7 +104,7 @@ class MergedLog:
     def tip_of(self, contents: LogContents) -> EntryId:
         """Return the last entry of a volume that a whole chain leads to, whoever has the entries before it."""
         best = contents.snapshot.entry if contents.snapshot is not None else START
-        for entry in contents.everything.values():
+        for entry in contents.entries_by_index.values():
             if entry.index > best.index and self.holds(entry):
                 best = entry.id
         return best

@@ -98,7 +98,7 @@ class MetadataClient:
         CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
         if not any(is_in_object_store(path) for path in paths):
-            return cls(env, volumes.named(env.files, paths), paths, read_only, recovers)
+            return cls(env, volumes.volumes_at(env.files, paths), paths, read_only, recovers)
         works: list[Callable[[], Any]] = [partial(read_identity, env.files, path) for path in paths]
         if for_view:
             works += [partial(listing_of, env.files, path) for path in paths]
@@ -106,7 +106,7 @@ class MetadataClient:
         places = [path / DIRECTORY for path in paths] * (2 if for_view else 1)
         calls = [VolumeCall(env.files, *at, True) for at in zip(places, works, strict=True)]
         outcomes: list[Any] = env.parallel(calls)
-        metadata = cls(env, volumes.named(env.files, paths, outcomes[: len(paths)]), paths, read_only, recovers)
+        metadata = cls(env, volumes.volumes_at(env.files, paths, outcomes[: len(paths)]), paths, read_only, recovers)
         listings = dict(zip(paths, outcomes[len(paths) :], strict=False))
         metadata._reader.listings = {
             volume.volume_id: listings[volume.path]
@@ -237,7 +237,7 @@ class MetadataClient:
         with locks.hold(self.env.files, paths, len(paths), lock_timeout_s):
             return dict(examine([self.cache.read(volume) for volume in at_hand], self._volumes.voters).statuses)
 
-    def hold(self, volume: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
+    def hold(self, volume: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.HeldLocks]:
         """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
         self._check_writable()
         return locks.hold(self.env.files, [volume.path], 1, lock_timeout_s)
@@ -348,7 +348,7 @@ class MetadataClient:
 
     def _locks_of(
         self, at_hand: Sequence[Volume], deadline: float, patience_s: float
-    ) -> AbstractContextManager[locks.Held]:
+    ) -> AbstractContextManager[locks.HeldLocks]:
         """Hold the locks of the volumes that are there, of a majority at least."""
         lockable = self._volumes.lockable(at_hand)
         learners = sum(voter.learner for voter in self._volumes.voters)

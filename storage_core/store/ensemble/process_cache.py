@@ -21,7 +21,7 @@ from storage_core.store.ensemble.decision import VolumeLogRead, VolumeStatus
 from storage_core.store.ensemble.merged_log import LogChain
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment, one_after_another
-from storage_core.store.volume.locks import Held
+from storage_core.store.volume.locks import HeldLocks
 from storage_core.store.volume.log_contents import NONE_FETCHED, Fetched, Position
 from storage_core.store.volume.object_log import DIRECTORY, Listing
 from storage_core.store.volume.state import VolumeState
@@ -154,7 +154,7 @@ class ProcessCache:
     # --- volumes and logs
 
     def read_all(
-        self, volumes: Sequence[Volume], held: Held | None = None, listings: Mapping[bytes, Listing] = NO_LISTINGS
+        self, volumes: Sequence[Volume], held: HeldLocks | None = None, listings: Mapping[bytes, Listing] = NO_LISTINGS
     ) -> list[VolumeLogRead]:
         """Return volumes with all that their logs say, as `read` does; what this process has read is not read again."""
 
@@ -175,7 +175,7 @@ class ProcessCache:
     def read(
         self,
         volume: Volume,
-        held: Held | None = None,
+        held: HeldLocks | None = None,
         for_state: bool = False,
         listing: Listing | None = None,
         before: Fetched = NONE_FETCHED,
@@ -209,7 +209,7 @@ class ProcessCache:
                 error = VolumeFailedError(f"{volume.path} cannot be read: {caught}")
         return replace(seen, state=VolumeState.DAMAGED, reason=str(error), error=error)
 
-    def _before_reading(self, volume: Volume, held: Held | None) -> VolumeLogRead:
+    def _before_reading(self, volume: Volume, held: HeldLocks | None) -> VolumeLogRead:
         """Return what is known of a volume before its log is read."""
         locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
         instance_id = volume.identity.instance_id if volume.identity is not None else b""

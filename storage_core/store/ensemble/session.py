@@ -64,9 +64,9 @@ from storage_core.store.ensemble.session_state import Proposal, SessionState
 from storage_core.store.ensemble.view import View, with_entry
 from storage_core.store.ensemble.volume_events import of_older_copies, retirement, volume_events
 from storage_core.store.volume import probe, reserve
-from storage_core.store.volume.locks import Held
+from storage_core.store.volume.locks import HeldLocks
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError
-from storage_core.store.volume.log_contents import Look, Position
+from storage_core.store.volume.log_contents import Position, TailRead
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, label
 
@@ -97,7 +97,7 @@ class Session:
         self,
         memory: ProcessCache,
         volumes: Sequence[Volume],
-        held: Held,
+        held: HeldLocks,
         is_fresh: bool = True,
         optimistic: bool = False,
         looked_at: View | None = None,
@@ -267,8 +267,8 @@ class Session:
             return False
         if self._optimistic and self._is_refused_if_outdated(known, usable):
             assert known.commit is not None
-            looks: dict[bytes, Look] | None = {
-                volume_id: Look(known.commit, [], known.positions[volume_id]) for volume_id in usable
+            looks: dict[bytes, TailRead] | None = {
+                volume_id: TailRead(known.commit, [], known.positions[volume_id]) for volume_id in usable
             }
             self._is_unconfirmed = True
         else:
@@ -303,9 +303,9 @@ class Session:
             and all(volume.is_remote for volume in self.volumes if volume.volume_id in usable)
         )
 
-    def _looks(self, known: View, volume_ids: Sequence[bytes]) -> dict[bytes, Look] | None:
+    def _looks(self, known: View, volume_ids: Sequence[bytes]) -> dict[bytes, TailRead] | None:
         """Return what stands behind a view on each volume; None if a full reading is called for."""
-        looks: dict[bytes, Look] = {}
+        looks: dict[bytes, TailRead] = {}
         works = {volume_id: _looking(known.positions[volume_id], known.commit) for volume_id in volume_ids}
         for volume_id, look in self._logs.on_each(works).items():
             if look is None:
@@ -789,7 +789,7 @@ def _appending(view: View, volume_id: bytes, records: Sequence[LogRecord]) -> Wo
     return lambda log: log.append(at, records, tip, view.commit)
 
 
-def _looking(position: Position, commit: CommitRecord | None) -> Work[Look | None]:
+def _looking(position: Position, commit: CommitRecord | None) -> Work[TailRead | None]:
     return lambda log: log.look(position, commit)
 
 

@@ -46,12 +46,12 @@ class VolumeSet:
         files, store_id = self._env.files, self.store_id
 
         def look(volume: Volume) -> Volume:
-            return volumes.look(files, volume.path, volume.volume_id, store_id)
+            return volumes.load_volume(files, volume.path, volume.volume_id, store_id)
 
         looks = on_each(self._env, self.known, look, is_shared=True)
         for at, (volume, answer) in enumerate(zip(self.known, looks, strict=True)):
             if isinstance(answer, UnreachableError):
-                looks[at] = volumes.away(files, volume.path, volume.volume_id, store_id, answer)
+                looks[at] = volumes.unreachable_volume(files, volume.path, volume.volume_id, store_id, answer)
         return tuple(unless_raised(looks))
 
     def _look_elsewhere(self) -> None:
@@ -60,7 +60,7 @@ class VolumeSet:
         places = {volume.path: volume for volume in self.known if volume.identity is not None}
         elsewhere = [path for path in self._paths if path not in places]
         try:
-            others = volumes.named(files, elsewhere) if elsewhere else []
+            others = volumes.volumes_at(files, elsewhere) if elsewhere else []
         except (StorageError, ValueError):
             return
         ours = [
@@ -75,7 +75,7 @@ class VolumeSet:
                 "that this process opened. It was restored or made anew: open it again, or restart the query or job"
             )
         if more:
-            self.known = tuple(volumes.complete(files, [*places.values(), *more], self.voters, self._paths))
+            self.known = tuple(volumes.resolve_volumes(files, [*places.values(), *more], self.voters, self._paths))
 
     def complete(self, voters: Sequence[Voter], afresh: bool = True) -> bool:
         """Take in the volumes that the log speaks of; return whether there are any that were not known.
@@ -89,7 +89,7 @@ class VolumeSet:
         if not known:
             raise self._nothing_left(self.known)
         known += self._found_beside(known, voters)
-        self.known = tuple(volumes.complete(self._env.files, known, voters, self._paths))
+        self.known = tuple(volumes.resolve_volumes(self._env.files, known, voters, self._paths))
         self.voters = tuple(voters)
         return not {volume.volume_id for volume in self.known} <= before
 
@@ -105,7 +105,7 @@ class VolumeSet:
         def look(volume: Volume) -> Volume:
             if volume.identity is not None:
                 return volume
-            return volumes.look(files, volume.path, volume.volume_id, store_id)
+            return volumes.load_volume(files, volume.path, volume.volume_id, store_id)
 
         looks = on_each(self._env, [*known, *expected], look, is_shared=True)[len(known) :]
         seen = unless_raised([answer for answer in looks if not isinstance(answer, UnreachableError)])
@@ -116,7 +116,7 @@ class VolumeSet:
 
         Raises NoQuorumError if none is there, ProcessError if they refuse this process.
         """
-        present = [volume for volume in at_hand if volume.is_there]
+        present = [volume for volume in at_hand if volume.is_present]
         if not present:
             raise self._nothing_left(at_hand)
         return [volume.path for volume in sorted(present, key=lambda volume: volume.volume_id)]

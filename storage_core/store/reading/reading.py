@@ -418,7 +418,7 @@ def _missing(
 ) -> _Failure:
     """Return what it says of a copy that there is no such file: nothing if the volume itself is not there."""
     try:
-        volume = volumes.look(env.files, place(copy.uri), copy.volume_id, block_slice.store_id)
+        volume = volumes.load_volume(env.files, place(copy.uri), copy.volume_id, block_slice.store_id)
     except StorageError as why:
         return _wrong(copy, path, 0, str(why), why)
     if volume.identity is None:

@@ -253,7 +253,7 @@ def _check_need(remains: Sequence[VolumeScan], state: StoreState, env: Environme
         if remnant.identity is not None
     ]
     if any(state.voter(volume.volume_id) is not None for volume in known):
-        for member in volumes.complete(env.files, known, state.voters, []):
+        for member in volumes.resolve_volumes(env.files, known, state.voters, []):
             if member.identity is not None and os.path.realpath(member.path) not in named:
                 raise _not_named(member.path)
     known_logs = []

@@ -138,7 +138,7 @@ def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tu
         raise_if_of_process(error)
         logger.warning("%s: the metadata log cannot be read: %s", directory, error)
         contents = log.read_snapshot()
-    if contents is None or (contents.snapshot is None and not contents.everything):
+    if contents is None or (contents.snapshot is None and not contents.entries_by_index):
         return None, False
     return VolumeLogRead(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
 

@@ -104,7 +104,7 @@ class Survey:
         voters = {voter.volume_id for voter in self.view.state.voters}
         self.volumes: tuple[Volume, ...] = tuple(volume for volume in metadata.volumes() if volume.volume_id in voters)
         self._at = {volume.volume_id: volume for volume in self.volumes}
-        self._indexes = {volume.volume_id: volume.read_index() for volume in self.volumes if volume.is_there}
+        self._indexes = {volume.volume_id: volume.read_index() for volume in self.volumes if volume.is_present}
         self._reported = self._reports()
         self._replicas: dict[bytes, tuple[StreamState, list[Replica]]] = {}  # that were asked for, by incarnation
         self._refused: dict[tuple[bytes, bytes], str] = {}  # by volume and incarnation: why its blocks are not seen
@@ -164,7 +164,7 @@ class Survey:
         reported: dict[bytes, dict[_Copy, int]] = {}
         for volume in self.volumes:
             try:
-                left = volume.reports.read() if volume.is_there else []
+                left = volume.reports.read() if volume.is_present else []
             except OSError as error:
                 raise_if_limit(error)
                 continue  # a volume that cannot be looked at has its own state

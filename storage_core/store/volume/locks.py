@@ -59,7 +59,7 @@ def _mutex(path: Path) -> Mutex:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLocks:
     """What a lock owner got: the volumes it has locked, and those that other processes have."""
 
     locked: frozenset[Path]
@@ -69,7 +69,7 @@ class Held:
 @contextmanager
 def hold(
     files: Files, volumes: Sequence[Path], needed: int, timeout_s: float, patience_s: float = 0.0
-) -> Iterator[Held]:
+) -> Iterator[HeldLocks]:
     """Hold the locks of at least `needed` of the volumes; yield which.
 
     The volumes come in the order of their ids, the same in every process. Whoever gets too few lets go of all and tries
@@ -95,7 +95,7 @@ def hold(
                     store=str(volume),
                 )
         busy = _acquire(files, lockable, needed - len(free), (deadline, waits_until), timeout_s, locks)
-        yield Held(free.union(locks), busy)
+        yield HeldLocks(free.union(locks), busy)
     finally:
         _let_go(locks, taken)
 

@@ -32,13 +32,13 @@ from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import (
     NONE_FETCHED,
-    Collected,
+    CollectedEntries,
+    CommitMark,
     Fetched,
     LogContents,
-    Look,
-    Mark,
     Position,
     Tail,
+    TailRead,
     best_commit_record,
     is_damaged_slot,
     link,
@@ -127,10 +127,10 @@ class VolumeLog:
         """
         return together(self._files, self.directory, self._read_commit_record)
 
-    def read_mark(self, before: Mark | None = None, position: Position | None = None) -> Mark:
+    def read_mark(self, before: CommitMark | None = None, position: Position | None = None) -> CommitMark:
         """Return the same, as what a log says of what is committed, read anew whatever it said before."""
         newest = position.segment if position is not None else 0
-        return Mark(*together(self._files, self.directory, partial(self._read_commit_record, newest)))
+        return CommitMark(*together(self._files, self.directory, partial(self._read_commit_record, newest)))
 
     def _read_commit_record(self, newest: int = 0) -> tuple[CommitRecord | None, bool]:
         """`newest`: the segment that was the newest at the last look; if it still is, nothing is listed."""
@@ -190,9 +190,9 @@ class VolumeLog:
         """
         contents = LogContents()
         self._check_versions()
-        contents.everything = self._read_segments(contents, after).entries
-        if contents.everything:
-            contents.entries = [contents.everything[max(contents.everything)]]
+        contents.entries_by_index = self._read_segments(contents, after).entries
+        if contents.entries_by_index:
+            contents.entries = [contents.entries_by_index[max(contents.entries_by_index)]]
         return contents
 
     def _check_versions(self) -> None:
@@ -204,9 +204,9 @@ class VolumeLog:
                 except CorruptionError:
                     continue  # a damaged one says nothing
 
-    def _read_segments(self, contents: LogContents, after: int = 0) -> Collected:
+    def _read_segments(self, contents: LogContents, after: int = 0) -> CollectedEntries:
         """Return what the segments hold; those may be left out in which no entry above index `after` stands."""
-        collected = Collected()
+        collected = CollectedEntries()
         numbers = self.segments()
         if not numbers:
             raise CorruptionError(f"{self.directory} holds no log segment: the metadata log is missing")
@@ -243,7 +243,7 @@ class VolumeLog:
         """Return the records after `position`; None if a full reading is called for."""
         return together(self._files, self.directory, partial(self._read_tail, position))
 
-    def look(self, position: Position, commit: CommitRecord | None = None) -> Look | None:
+    def look(self, position: Position, commit: CommitRecord | None = None) -> TailRead | None:
         """Return what has changed since the log ended at `position`; None if a full reading is called for.
 
         For a session, under the volume's lock. The header of the segment says whose it is, so the volume that was here
@@ -266,7 +266,7 @@ class VolumeLog:
             return None
         if any(isinstance(record, Seal) for record in tail.records):  # the segment after it was lost
             return None
-        return Look(commit, tail.records, tail.position)
+        return TailRead(commit, tail.records, tail.position)
 
     def _commit_record_in(self, head: bytes, number: int) -> tuple[CommitRecord | None, bool]:
         """Return the best commit record in the first pages of a segment, and whether every slot there is whole.
@@ -307,7 +307,7 @@ class VolumeLog:
                 return
 
     def _read_segment(
-        self, number: int, collected: Collected, contents: LogContents, newest: bool, durable: bool
+        self, number: int, collected: CollectedEntries, contents: LogContents, newest: bool, durable: bool
     ) -> Seal | None:
         """Add what the segment says to the contents; return its seal.
 
@@ -324,14 +324,14 @@ class VolumeLog:
         try:
             header = log_format.decode_segment_header(bytes(data[:PAGE_SIZE]))
             self._check_header(header, number)
-            contents.damage.extend(collected.missed_at(header.base_index))
+            contents.damage.extend(collected.take_trailing_damage_before(header.base_index))
             if durable:
                 collected.begin(header.base_index, header.base_chain)
         except (CorruptRecordError, TruncatedRecordError):
             clean = False
             if durable:  # else it was torn by a power loss while a process began it
                 contents.damage.append(f"{path}: the segment header is damaged")
-            collected.hurt(f"{path}: offset_bytes 0")
+            collected.mark_damaged(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
         best, whole = best_commit_record(pages)
         if newest and not whole:  # those of older segments were carried on
@@ -345,21 +345,21 @@ class VolumeLog:
             if isinstance(record, BadRecord):
                 clean = False
                 where = f"{path}: offset_bytes {record.offset_bytes}: {record.reason}"
-                collected.hurt(where)
+                collected.mark_damaged(where)
                 collected.tail.append(where)
             elif isinstance(record, Seal):
                 seal = record
             else:
                 end_bytes = batch_end
-                contents.damage.extend(collected.missed())
+                contents.damage.extend(collected.take_trailing_damage())
                 if isinstance(record, Vote):
                     contents.votes.append(record)
                 else:
-                    collected.take(record)
+                    collected.add(record)
         if newest and seal is not None:
             raise CorruptionError(f"{path} goes on in {self.segment_path(seal.next_segment).name}, which is missing")
         if newest:
-            contents.damage.extend(collected.missed())
+            contents.damage.extend(collected.take_trailing_damage())
             contents.position, contents.tail_is_clean = Position(number, end_bytes), clean and size == end_bytes
         return seal
 

@@ -51,7 +51,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class FirstDamage:
     """The first log position that is missing, torn or damaged."""
 
     index: int
@@ -69,7 +69,7 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TailRead:
     """What stands at the end of a log that is whole, and goes on from where it was known to end."""
 
     commit: CommitRecord
@@ -77,25 +77,25 @@ class Look:
     position: Position  # after the last of them
 
 
-class End(NamedTuple):
+class LogEnd(NamedTuple):
     """Where a log ends that everybody sees as it is: in an object store."""
 
     tip: EntryId
     term: int  # in which its last record was written: the entries before it are of who led then, or brought along
 
 
-class Mark(NamedTuple):
+class CommitMark(NamedTuple):
     """What a log says of what is committed."""
 
     commit: CommitRecord | None
     is_whole: bool  # every place was readable where that may stand
-    end: End | None = None  # None: what is visible may not be durable, and counts for nothing
+    end: LogEnd | None = None  # None: what is visible may not be durable, and counts for nothing
     path: Path | None = None  # in an object store: of the record that says so, which never changes
-    behind: "Behind | None" = None  # in an object store: what came along
+    behind: "NewRecords | None" = None  # in an object store: what came along
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class NewRecords:
     """What stands in a log behind a position that was known."""
 
     start: Position
@@ -112,14 +112,14 @@ class LogContents:
     entries: list[Entry] = field(default_factory=list)  # after the snapshot, on one chain, without a gap
     votes: list[Vote] = field(default_factory=list)
     commit: CommitRecord | None = None  # the best readable one
-    bad: Bad | None = None
+    bad: FirstDamage | None = None
     position: Position = Position(0, 0)
     tail_is_clean: bool = True  # a batch may be appended at `position`
     slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
     marks_are_lost: bool = False  # both are damaged: a power loss hurts one of them at most
-    everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
+    entries_by_index: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
     damage: list[str] = field(default_factory=list)  # for people: files that are not whole
-    end: End | None = None  # in an object store: where it ends, and in which term
+    end: LogEnd | None = None  # in an object store: where it ends, and in which term
     newest: Path | None = None  # in an object store: the record that it ends with
     records: Mapping[Path, tuple[bytes, str]] = field(default_factory=dict)  # there too: as they were fetched
 
@@ -133,12 +133,12 @@ class LogContents:
     @property
     def term(self) -> int:
         """Return the highest term that any record speaks of, also one that no chain leads to."""
-        entries = max((entry.term for entry in self.everything.values()), default=0)
+        entries = max((entry.term for entry in self.entries_by_index.values()), default=0)
         votes = max((vote.term for vote in self.votes), default=0)
         return max(self.tip.term, entries, votes, self.commit.term if self.commit else 0)
 
 
-class Collected:
+class CollectedEntries:
     """Entries by index, in the order of the files: an entry replaces those at and after its index.
 
     A second copy of the same entry replaces nothing: it may be all that a killed process rewrote.
@@ -151,14 +151,14 @@ class Collected:
         self.last_bad = ""
         self.tail: list[str] = []  # where bad records stand after which nothing has come in their segment
 
-    def missed(self) -> list[str]:
+    def take_trailing_damage(self) -> list[str]:
         """Return the bad records of the tail, which turned out to be none."""
         missed, self.tail = self.tail, []
         return missed
 
-    def missed_at(self, base_index: int) -> list[str]:
+    def take_trailing_damage_before(self, base_index: int) -> list[str]:
         """Return the same where the log went on after `base_index`; a torn tail that was set aside is no damage."""
-        missed = self.missed()
+        missed = self.take_trailing_damage()
         return missed if base_index > max(self.entries, default=0) else []
 
     def begin(self, base_index: int, base_chain: bytes) -> None:
@@ -168,7 +168,7 @@ class Collected:
             self.entries.clear()
             self.last, self.pending = 0, None
 
-    def take(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         self.pending = None
         if self.entries.get(entry.index) == entry:
             return
@@ -179,21 +179,21 @@ class Collected:
         self.entries[entry.index] = entry
         self.last = max(self.entries) if entry.index < self.last else entry.index
 
-    def hurt(self, where: str) -> None:
+    def mark_damaged(self, where: str) -> None:
         self.pending = self.last_bad = where
 
 
-def link(collected: Collected, contents: LogContents) -> None:
+def link(collected: CollectedEntries, contents: LogContents) -> None:
     """Put the entries after the snapshot on one chain, and say where it breaks."""
     index, _, chain = contents.tip
-    entries = contents.everything = collected.entries
+    entries = contents.entries_by_index = collected.entries
     if index in entries and entries[index].chain != chain:
         # Or a process was killed while it put a snapshot in the place of entries that were never committed.
-        contents.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
+        contents.bad = FirstDamage(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
         return
     if entries and min(entries) > index + 1:
         where = f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}"
-        contents.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)
+        contents.bad = FirstDamage(index + 1, f"{where}: entries are missing", followed=True)
         return
     while (index + 1) in entries and entries[index + 1].follows(chain):
         index += 1
@@ -202,7 +202,7 @@ def link(collected: Collected, contents: LogContents) -> None:
     followed = any(later > index for later in entries)
     if followed or collected.pending is not None:
         where = collected.pending or collected.last_bad or f"entry {index + 1}"
-        contents.bad = Bad(index + 1, where, followed)
+        contents.bad = FirstDamage(index + 1, where, followed)
 
 
 def is_damaged_slot(page: bytes) -> bool:

@@ -53,16 +53,16 @@ from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import (
     NONE_FETCHED,
     Answer,
-    Bad,
-    Behind,
-    End,
+    CommitMark,
     Fetched,
+    FirstDamage,
     LogContents,
-    Look,
-    Mark,
+    LogEnd,
+    NewRecords,
     Position,
     Recent,
     Tail,
+    TailRead,
 )
 
 logger = logging.getLogger(__name__)
@@ -296,7 +296,7 @@ class ObjectLog:
         """Return what the newest record knows to be committed, and whether it can be read."""
         return self.read_mark()[:2]
 
-    def read_mark(self, before: Mark | None = None, position: Position | None = None) -> Mark:
+    def read_mark(self, before: CommitMark | None = None, position: Position | None = None) -> CommitMark:
         """Return what the newest record says: what was committed before it, and where the log ends.
 
         `before`: what was said the last time. A record never changes, so one that is still the newest is not read.
@@ -322,7 +322,7 @@ class ObjectLog:
                 continue
             except TruncatedRecordError as error:
                 raise CorruptionError(str(error)) from error
-            return Mark(record.commit, True, End(record.tip, record.vote.term), path, behind)
+            return CommitMark(record.commit, True, LogEnd(record.tip, record.vote.term), path, behind)
         raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
 
     def read_tail(self, position: Position) -> Tail | None:
@@ -333,7 +333,7 @@ class ObjectLog:
             return None
         return behind.tail if behind is not None else None
 
-    def look(self, position: Position, commit: CommitRecord | None = None) -> Look | None:
+    def look(self, position: Position, commit: CommitRecord | None = None) -> TailRead | None:
         """Return what has changed since the log ended at `position`; None if a full reading is called for.
 
         `commit`: what is known to be committed, where nobody has written since.
@@ -341,14 +341,14 @@ class ObjectLog:
         tail = self.read_tail(position)
         if tail is None or commit is None or tail.records:
             return None
-        return Look(commit, tail.records, tail.position)
+        return TailRead(commit, tail.records, tail.position)
 
     def ends_at(self, position: Position) -> bool:
         """Return whether nothing was written after `position`, by one listing."""
         names = self._names()
         return position.witness in names.snapshots and names.records[-1:] == [position.segment]
 
-    def _behind(self, names: "_Names", position: Position) -> Behind | None:
+    def _behind(self, names: "_Names", position: Position) -> NewRecords | None:
         if position.witness not in names.snapshots or position.segment not in names.records:
             return None  # it was cut, or is as it was before
         numbers = [number for number in names.records if number > position.segment]
@@ -371,7 +371,7 @@ class ObjectLog:
         if not is_there or not (names.agree_with(fetched) or self._is_there(position.witness)):
             return None
         if not records:
-            return Behind(position, Tail([], position, True), None)
+            return NewRecords(position, Tail([], position, True), None)
         entries: list[Entry] = []
         for record in records:
             entries = [entry for entry in entries if entry.index <= record.base.index] + list(record.entries)
@@ -380,7 +380,7 @@ class ObjectLog:
         size = position.offset_bytes + _size([entry for entry in entries if entry.index > known_index])
         end = Position(newest.number, size, position.witness, _recent(newest))
         votes = [record.vote for record in records]
-        return Behind(position, Tail([*votes, *entries], end, True), newest)
+        return NewRecords(position, Tail([*votes, *entries], end, True), newest)
 
     def _is_there(self, witness: str) -> bool:
         try:
@@ -616,12 +616,12 @@ class _Fold:
 
     def end(self, position: Position) -> None:
         contents = self._contents
-        contents.everything = {entry.index: entry for entry in contents.entries} | self._orphans
+        contents.entries_by_index = {entry.index: entry for entry in contents.entries} | self._orphans
         contents.position = position
         if self._hurt:  # never a torn tail: an object is there as a whole, or not at all
-            contents.bad = Bad(contents.tip.index + 1, self._hurt, followed=True)
+            contents.bad = FirstDamage(contents.tip.index + 1, self._hurt, followed=True)
         else:
-            contents.end = End(contents.tip, contents.votes[-1].term if contents.votes else 0)
+            contents.end = LogEnd(contents.tip, contents.votes[-1].term if contents.votes else 0)
 
 
 class _Names:

@@ -97,7 +97,7 @@ def read_volumes(state: StoreState, stream: StreamState, volumes: Sequence[Volum
         position = stream.placement.index(volume.volume_id) if placed else len(stream.placement)
         return not is_recorded(state, volume), not placed, position
 
-    readable = [volume for volume in volumes if volume.is_there or volume.state is not VolumeState.MISSING]
+    readable = [volume for volume in volumes if volume.is_present or volume.state is not VolumeState.MISSING]
     return tuple(sorted(readable, key=rank))
 
 

@@ -60,7 +60,7 @@ class Volume:
         return self.volume_id.hex()
 
     @property
-    def is_there(self) -> bool:
+    def is_present(self) -> bool:
         """Return whether a directory is in its place that is no other volume's, as far as is known."""
         return self.is_blank or self.state not in (VolumeState.MISSING, VolumeState.FOREIGN)
 
@@ -102,7 +102,7 @@ def label(volumes: Sequence[Volume]) -> str:
     return ", ".join(str(volume.path) for volume in volumes)
 
 
-def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
+def load_volume(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     """Return the volume that should be at `path`, with what is wrong if it is not."""
     try:
         identity = read_identity(files, path)
@@ -131,13 +131,15 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     return Volume(volume_id, path, identity, store_id=store_id, files=files)
 
 
-def away(files: Files, path: Path, volume_id: bytes, store_id: bytes, why: OSError) -> Volume:
+def unreachable_volume(files: Files, path: Path, volume_id: bytes, store_id: bytes, why: OSError) -> Volume:
     """Return a volume that gives no answer."""
     reason = f"{path} gives no answer: {why}"
     return Volume(volume_id, path, None, VolumeState.MISSING, reason, store_id=store_id, files=files)
 
 
-def named(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | BaseException] = ()) -> list[Volume]:
+def volumes_at(
+    files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | BaseException] = ()
+) -> list[Volume]:
     """Return the volumes at the paths that a user named; those that cannot be known are left out.
 
     `looks`: what was found at each of them just now, if somebody looked. Of volumes of several stores those count to
@@ -197,7 +199,9 @@ def _of_one_store(volumes: Sequence[Volume], path_count: int) -> list[Volume]:
     )
 
 
-def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], paths: Sequence[Path]) -> list[Volume]:
+def resolve_volumes(
+    files: Files, known: Sequence[Volume], voters: Sequence[Voter], paths: Sequence[Path]
+) -> list[Volume]:
     """Return every volume of the store, in the order of `voters`: as `known`, else where it was recorded.
 
     `paths`: those that the user gave. One of them that holds no volume stands for a volume that has no other place.
@@ -210,7 +214,7 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
 
     @cache
     def look_at(volume_id: bytes, path: Path) -> Volume:
-        return look(files, path, volume_id, store_id)
+        return load_volume(files, path, volume_id, store_id)
 
     if not recorded.keys() & at.keys():
         removed = ", ".join(str(volume.path) for volume in known)

@@ -22,7 +22,7 @@ from storage_core.store.ensemble.creation import create_volumes
 from storage_core.store.ensemble.decision import Decision, LockContention, VolumeLogRead, decide, examine
 from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
-from storage_core.store.volume.log_contents import Bad, LogContents, Position
+from storage_core.store.volume.log_contents import FirstDamage, LogContents, Position
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "locks-and-stability.md"
 Case = dict[str, str]
@@ -115,10 +115,10 @@ def contents_of(
     return LogContents(
         entries=[log[index] for index in chained],
         commit=commit,
-        bad=Bad(bad, "somewhere", any(index > bad for index in indexes)) if bad else None,
+        bad=FirstDamage(bad, "somewhere", any(index > bad for index in indexes)) if bad else None,
         position=Position(1, 4096),
         tail_is_clean=not bad,
-        everything={index: log[index] for index in indexes},
+        entries_by_index={index: log[index] for index in indexes},
     )
 
 

@@ -219,7 +219,7 @@ def test_lost_record_in_the_middle_is_damage_and_no_torn_tail(
     contents = process(service).read()
     assert contents.bad is not None
     assert (contents.tip, contents.bad.index, contents.bad.followed) == (FIRST.id, 2, True)
-    assert contents.everything[3] == THIRD
+    assert contents.entries_by_index[3] == THIRD
 
 
 def test_damaged_snapshot_leaves_the_one_before_and_its_records(service: Service, log: ObjectLog) -> None:
