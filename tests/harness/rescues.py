@@ -5,7 +5,8 @@
   the same of which nobody can tell whether they were removed or are lost. What is neither shown nor said was not there.
 
 What leaves no trace is no fault of a reader: a store that was cut back to how it lay there earlier (`is_earlier`), and
-the first slices of a channel, gone with their indexes, as a limit drops them (`dropped`).
+the first and the last slices of a channel, gone with their indexes, as a limit drops the first ones and as the channel
+was before the last ones (`gone_without_trace`).
 
     outcome = run(kept("nats"), cases(kept("nats"), seed=0), folder, seconds=60)
     assert not outcome.findings
@@ -20,6 +21,7 @@ import re
 import shutil
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,7 +50,7 @@ from storage_core.foreign.nats.record import block_key
 from storage_core.foreign.nats.scan import scan_block
 from storage_core.foreign.side_by_side import compare
 from storage_core.foreign.stan.directory import find_channels
-from storage_core.foreign.stan.record import MESSAGES
+from storage_core.foreign.stan.record import FILE_HEADER_SIZE, MESSAGES
 from storage_core.foreign.stan.repeats import read_numbers
 from storage_core.foreign.stan.scan import scan_file
 from storage_core.schema import read_schema
@@ -135,7 +137,7 @@ def _record_ends(layout: str, place: Path, key: str | None) -> Iterator[tuple[Pa
                 for window in scan_file(part.path, MESSAGES, channel.name, part.size)
                 for end in window.records.ends.tolist()
             ]
-            yield Path(part.path).relative_to(place.resolve()), ends
+            yield Path(part.path).relative_to(place.resolve()), [FILE_HEADER_SIZE, *ends]
 
 
 def _spans(place: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
@@ -220,19 +222,31 @@ def _lies_earlier(store: Kept, place: Path, folder: Path, blocks: list[Path]) ->
     return is_cut and all(later is None for later in now[cut + 1 :])
 
 
-def dropped(store: Kept, place: Path) -> set[tuple[str, int]]:
-    """Return the messages of first slices of channels that are gone with their indexes. The server drops them so when
-    a limit is reached, and keeps its limits in no file of the store.
+def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
+    """Return the messages of first and last slices of channels that are gone with their indexes, those of last slices
+    also if the slice is cut behind a record. The server drops first ones so when a limit is reached, and keeps its
+    limits in no file of the store; the channel ended so earlier.
     """
     gone: set[tuple[str, int]] = set()
     folders: dict[Path, list[Path]] = {}
     for path in store.spans:
         folders.setdefault(path.parent, []).append(path)
     for folder, slices in folders.items():
-        for path in sorted(slices, key=_number):
+        slices.sort(key=_number)
+        for path in slices:
             if any(_bytes(place / each) is not None for each in (path, path.with_suffix(".idx"))):
                 break
             gone.update((folder.name, sequence) for sequence in range(*store.spans[path]))
+        for path in reversed(slices):
+            content, ends = _bytes(place / path) or b"", sorted(store.ends[path])
+            is_cut = store.whole[path].startswith(content) and (not content or len(content) in ends)
+            if not is_cut or _bytes(place / path.with_suffix(".idx")) is not None:
+                break
+            first, end = store.spans[path]
+            kept_count = max(0, bisect_right(ends, len(content)) - 1)
+            gone.update((folder.name, sequence) for sequence in range(first + kept_count, end))
+            if kept_count:
+                break
     return gone
 
 
@@ -360,7 +374,7 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
     """Return what is wrong with the reading of a damaged store, "" if nothing."""
     earlier = is_earlier(store, place)
     truth = store.truth
-    gone = dropped(store, place)
+    gone = gone_without_trace(store, place)
     if truth is not None and gone:
         truth = {at: row for at, row in truth.items() if at not in gone}
     try:

@@ -169,7 +169,7 @@ class _Account:
     def finish(self) -> None:
         """Tell the damage at the end of the file, and what is missing of the part."""
         part, low = self._part, self._shown + 1
-        if self._beyond and part.end == part.bounds[1]:
+        if self._beyond and self._placed is not None and part.end == part.bounds[1]:
             self._tell_overlap(part.end, self._beyond + 1)
         trouble = any(stretch.cause not in (Cause.PADDING, Cause.HARMLESS) for stretch in self._pending)
         if part.end < SEQUENCE_END:

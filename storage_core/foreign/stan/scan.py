@@ -144,7 +144,7 @@ class _Scan:
         self._file, self._kind, self._subject, self._end = file, kind, subject, end
         self._polynomial = "IEEE"
         self._last_sequence = 0  # of the true messages so far
-        self._is_blank = False  # up to here: not even the version is there
+        self._is_blank = False  # up to here: the version is not that of a file
         self._cut_at = -1  # where the window before ended inside a stretch, offset_bytes in the file
         self._budget, self._budgeted = SearchBudget(SEARCH_SPARE_MAX), 0  # and up to where it was given
         self._record_size_max = kind.payload_size_max + HEADER_SIZE
@@ -198,9 +198,10 @@ class _Scan:
             return Stretch(0, self._end, Cause.END, reason, head)
         if version == VERSION:
             return None
-        self._is_blank = version == 0
+        self._is_blank = True
         # There is no other version; what follows proves itself by its checksums.
-        return Stretch(0, FILE_HEADER_SIZE, Cause.HARMLESS, f"version {version} instead of {VERSION}", head)
+        cause = Cause.HARMLESS if self._end > FILE_HEADER_SIZE else Cause.BAD
+        return Stretch(0, FILE_HEADER_SIZE, cause, f"version {version} instead of {VERSION}", head)
 
     def _scan(self, buffer: pa.Buffer, view: np.ndarray, base: int, size: int) -> tuple[Window, int]:
         """Return the window, and how many bytes of it are done: the next one begins there."""

@@ -6,7 +6,9 @@ file, tells what a slice holds; else the slice is read. One that begins out of o
 channel: of it counts what fits between its neighbours, which is none of it as a rule. Where the end of the file is
 damaged and no index tells how far the channel went, the last part has no end.
 
-Where numbers begin again, or slices overlap, repeats.py says which records are served, and what the others are.
+Where numbers begin again, or slices overlap, repeats.py says which records are served, and what the others are. A copy
+of records at an end of a channel may lie where others were, and so may a slice where those in front of it are missing
+and have no room: then nothing tells how far the channel went.
 
 Messages that the server's limits have removed stay in a slice until all of it is dropped, and nothing in the store
 marks them: they are read.
@@ -111,11 +113,20 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
         look.find_first(looks[-1] if looks else None, file is channel.slices[-1])
         if look.first:
             looks.append(look)
+    if not looks and channel.slices and channel.slices[-1].number > 1:
+        # The server begins a slice when the one in front has messages.
+        looks.append(_Look(channel.name, channel.slices[-1], files, first=1))
     if not looks:
         return ChannelState(1, 0, ())
     looks, dropped = _in_order(looks)
+    choices = _choices(channel.name, looks, dropped, files)
+    told_repeats = _told_repeats(looks, choices)
+    # Of a slice that serves nothing, what it held is lost, and told as that when it is read.
+    left_out = {look: choice.left_out for look, choice in choices if choice.served.any()}
+    oldest = min(looks + dropped, key=lambda look: look.file.number)
+    if looks[0].first > 1 and (_is_tight(looks[:2]) or _is_repeated(oldest, choices, at_end=False)):
+        looks.insert(0, _Look(channel.name, oldest.file, files, first=1, out_of_order=True))
     firsts = [look.first for look in looks]
-    left_out, told_repeats = _repeated(channel.name, looks, dropped, files)
     slices = [
         SliceState(
             look.file,
@@ -133,14 +144,17 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
         "out"
         for look in dropped
     ]
+    told = told_repeats.get(looks[-1], [])
     end = looks[-1].end()
-    count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
-    bounds, hidden = (firsts[-1], SEQUENCE_END), left_out.get(looks[-1], SequenceSet.empty())
-    slices.append(
-        SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told_repeats.get(looks[-1], ())))
-    )
     # A damaged end held one more message at least.
     last = end - 1 if end < SEQUENCE_END else max(looks[-1].summary.last, firsts[-1] - 1) + 1
+    count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
+    newest = max(looks + dropped, key=lambda look: look.file.number)
+    if end < SEQUENCE_END and (doubt := _doubt_of_end(channel, looks, newest, choices)):
+        told = [*told, Told(newest.file.path, 0, newest.file.size, end, SEQUENCE_END, doubt, True)]
+        last, end = end, SEQUENCE_END
+    bounds, hidden = (firsts[-1], SEQUENCE_END), left_out.get(looks[-1], SequenceSet.empty())
+    slices.append(SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told)))
     if firsts[0] > 1:
         notes.insert(
             0,
@@ -150,10 +164,8 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
     return ChannelState(firsts[0], last, tuple(slices), tuple(notes))
 
 
-def _repeated(
-    channel: str, looks: list["_Look"], dropped: list["_Look"], files: Files
-) -> tuple[dict["_Look", SequenceSet], dict["_Look", list[Told]]]:
-    """Return, for slices, which records are not served, and what is to be told of that and of `dropped` slices."""
+def _choices(channel: str, looks: list["_Look"], dropped: list["_Look"], files: Files) -> list[tuple["_Look", Choice]]:
+    """Return which records are served of the slices that repeat sequences, of themselves or of others."""
     ends = [look.first for look in looks[1:]] + [SEQUENCE_END]
     windows = [*zip(looks, ends, strict=True), *((look, 0) for look in dropped)]
     suspects = []
@@ -165,13 +177,13 @@ def _repeated(
             suspects += [(extent.lowest, look.first), (max(end, extent.lowest), extent.highest + 1)]
     suspected = SequenceSet.from_ranges(suspects)
     if not suspected:
-        return {}, {}
+        return []
     concerned = [
         (look, end)
         for look, end in windows
         if not look.extent.rises or suspected.count_in(min(look.first, look.extent.lowest), look.extent.highest + 1)
     ]
-    chosen: list[tuple[_Look, Choice]] = []
+    choices: list[tuple[_Look, Choice]] = []
     for look, end in concerned:
         try:
             numbered = read_numbers(channel, look.file, files, with_digests=True)
@@ -179,13 +191,63 @@ def _repeated(
             raise_if_of_process(error)
             continue
         served = numbered.chosen() & (numbered.sequences >= look.first) & (numbered.sequences < end)
-        chosen.append((look, Choice(numbered, served, end)))
-    told_repeats: dict[_Look, list[Told]] = {}
-    for (look, _), places in zip(chosen, compare([choice for _, choice in chosen]), strict=True):
-        told_repeats.setdefault(look if look in looks else looks[0], []).extend(places)
-    # Of a slice that serves nothing, what it held is lost, and told as that when it is read.
-    left_out = {look: choice.left_out for look, choice in chosen if choice.served.any()}
-    return left_out, told_repeats
+        choices.append((look, Choice(numbered, served, end)))
+    return choices
+
+
+def _told_repeats(looks: list["_Look"], choices: list[tuple["_Look", Choice]]) -> dict["_Look", list[Told]]:
+    """Return what is to be told of records that are not served, by the slice that tells it."""
+    told: dict[_Look, list[Told]] = {}
+    if not choices:
+        return told
+    for (look, _), places in zip(choices, compare([choice for _, choice in choices]), strict=True):
+        told.setdefault(look if look in looks else looks[0], []).extend(places)
+    return told
+
+
+def _doubt_of_end(
+    channel: ChannelDirectory, looks: list["_Look"], newest: "_Look", choices: list[tuple["_Look", Choice]]
+) -> str:
+    """Return why messages are missing behind the last one of a channel although its last records are true; "" if
+    nothing says so."""
+    end = looks[-1].end()
+    if end > looks[-1].extent.last + 1:
+        return ""  # an index tells of more, and that it is lost is told where the slice is read
+    if end == looks[-1].first:
+        return "the slice holds no message, but a server begins a slice with one"
+    if channel.slices[-1].number > newest.file.number + 1:
+        return f"{Path(channel.slices[-1].path).name} comes behind it, so that slices between them had messages"
+    if _is_tight(looks[-2:]):
+        return (
+            "the slice begins where another one ends, and slices between them had messages: its messages may be "
+            "theirs, and its own are gone"
+        )
+    if _is_repeated(newest, choices, at_end=True):
+        return (
+            "its last records are copies of others in the channel: they may lie where other messages were, and nothing "
+            "tells how many those were"
+        )
+    return ""
+
+
+def _is_tight(pair: list["_Look"]) -> bool:
+    """Return whether slices between two others, by number, have no sequences, although each had messages."""
+    if len(pair) < 2 or pair[1].file.number == pair[0].file.number + 1:
+        return False
+    last = pair[0].first if pair[0].out_of_order else max(pair[0].last, pair[0].first)
+    return pair[1].first - last < pair[1].file.number - pair[0].file.number
+
+
+def _is_repeated(look: "_Look", choices: list[tuple["_Look", Choice]], at_end: bool) -> bool:
+    """Return whether the content of the first or the last records of a slice, up to a number that does not follow,
+    comes a second time in the channel: the server wrote it to one place, and had something else at the other."""
+    own = dict(choices).get(look)
+    if own is None or not len(own.slice_.sequences):
+        return False
+    breaks = np.concatenate(([0], np.flatnonzero(np.diff(own.slice_.sequences) != 1) + 1, [len(own.served)]))
+    run = slice(breaks[-2], breaks[-1]) if at_end else slice(breaks[0], breaks[1])
+    contents, counts = np.unique(np.concatenate([choice.slice_.digests for _, choice in choices]), return_counts=True)
+    return bool(np.isin(own.slice_.digests[run], contents[counts > 1]).any())
 
 
 def _in_order(looks: list["_Look"]) -> tuple[list["_Look"], list["_Look"]]:
@@ -250,9 +312,9 @@ def _refuse_encrypted(channel: ChannelDirectory, file: SliceFile, files: Files) 
 class _Look:
     """What is learnt about one slice, with as little reading as its state allows."""
 
-    def __init__(self, channel: str, file: SliceFile, files: Files) -> None:
-        self.file, self.first = file, 0  # first: sequence it answers for from; 0: it holds nothing
-        self.out_of_order = False  # what it holds is not of this place in the channel
+    def __init__(self, channel: str, file: SliceFile, files: Files, first: int = 0, out_of_order: bool = False) -> None:
+        self.file, self.first = file, first  # first: sequence it answers for from; 0: it holds nothing
+        self.out_of_order = out_of_order  # what it holds is not of this place in the channel
         self.begins = 0  # sequence of its first message, of one out of order
         self._channel, self._files = channel, files
         self._summary: _Summary | None = None

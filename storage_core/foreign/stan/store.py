@@ -174,6 +174,7 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
 
 def _told(stream: str, place: Told, first: int, end: int) -> tuple[int, ForeignDamage]:
     """Return what is to be told of repeated records, and at which sequence of a part."""
+    is_bounded = place.end < SEQUENCE_END
     damage = ForeignDamage(
         layout=LAYOUT,
         account="",
@@ -183,8 +184,8 @@ def _told(stream: str, place: Told, first: int, end: int) -> tuple[int, ForeignD
         end_bytes=place.end_bytes,
         reason=place.reason,
         first=place.first if place.costs else None,
-        end=place.end if place.costs else None,
-        disputed=place.costs,
+        end=place.end if place.costs and is_bounded else None,
+        disputed=place.costs and is_bounded,
         places=place.places,
     )
     return min(max(place.first, first), end - 1), damage

@@ -89,9 +89,11 @@ def test_the_longest_run_is_served_and_what_others_say_is_told(
         with pytest.raises(DataLossError, match="other content"):
             read(store)
     else:
-        assert not any(place.costs for place in told)
         assert any("the same content" in place.reason for place in told)
-        assert [row["data"].decode() for row in read(store)] == got
+        _, first, end = served[-1]
+        assert [(place.first, place.end) for place in told if place.costs] == [(end, None)]
+        with pytest.raises(DataLossError, match=f"from sequence {end} on"):
+            read(store)
 
 
 def index_of(writer: Any, records: list[bytes], first: int) -> bytes:
@@ -111,6 +113,8 @@ def test_a_record_that_comes_twice_between_others_hides_none_of_them(
         got, told = everything(store, read)
         assert got == names(("a", 1, 21))
         assert [place.costs for place in told] == [costs]
+        if not costs:
+            assert [row["data"].decode() for row in read(store)] == got
 
 
 def test_a_run_that_overlaps_is_served_where_nothing_else_has_its_numbers(
@@ -129,7 +133,9 @@ def test_slices_that_overlap_are_compared(writer: Any, read: Read, make_channel:
     )
     got, told = everything(store, read)
     assert got == names(("a", 1, 21), (name, 21, 41))
-    assert [reason in place.reason and "the next one begins with 21" in place.reason for place in told] == [True]
+    overlap, *doubt = told
+    assert reason in overlap.reason and "the next one begins with 21" in overlap.reason
+    assert [(place.first, place.end) for place in doubt] == ([(41, None)] if name == "a" else [])
     with pytest.raises(DataLossError, match="the file goes on to sequence 25"):
         read(store)
 
@@ -177,7 +183,7 @@ def test_a_damaged_first_record_in_front_of_copies_is_lost(writer: Any, read: Re
     store = make_channel(msgs_1_dat=[writer.version, *content])
     got, told = everything(store, read)
     assert got == names(("a", 2, 14))
-    assert [(place.first, place.end) for place in told if place.costs] == [(1, 2)]
+    assert [(place.first, place.end) for place in told if place.costs] == [(14, None), (1, 2)]
     with pytest.raises(DataLossError):
         read(store)
 
@@ -228,6 +234,105 @@ def test_the_chosen_records_are_the_most_that_rise() -> None:
         for at in np.flatnonzero(~chosen).tolist():
             before, after = sequences[:at][chosen[:at]], sequences[at:][chosen[at:]]
             assert not (before < sequences[at]).all() or not (after > sequences[at]).all()
+
+
+# --- slices that lie where others were
+
+
+def channel_of(writer: Any, *spans: tuple[int, int], numbers: Sequence[int] = ()) -> dict[str, Any]:
+    return {
+        f"msgs_{number}_dat": [writer.version, *run(writer, first, end)]
+        for number, (first, end) in zip(numbers or range(1, len(spans) + 1), spans, strict=True)
+    }
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+@pytest.mark.parametrize(
+    ("spans", "numbers", "served", "lost"),
+    [
+        ([(1, 21), (1, 21)], (1, 2), [(1, 21)], (21, None)),
+        ([(1, 21), (21, 41), (21, 41)], (1, 2, 3), [(1, 41)], (41, None)),
+        ([(1, 21), (21, 41), (21, 41)], (1, 2, 4), [(1, 41)], (41, None)),
+        ([(1, 21), (21, 41)], (1, 3), [(1, 41)], (41, None)),  # the second one is gone, the third is a copy of it
+        ([(1, 21), (1, 1), (1, 1)], (1, 2, 3), [(1, 21)], (21, None)),  # the server began a third one
+        ([(1, 1), (1, 1)], (1, 2), [], (1, None)),
+        ([(1, 1)], (7,), [], (1, None)),
+        # Where nothing is left out between true neighbours, nothing can be missing.
+        ([(1, 21), (1, 21), (21, 41)], (1, 2, 3), [(1, 41)], None),
+        ([(1, 21), (21, 41), (21, 41), (41, 61)], (1, 2, 3, 4), [(1, 61)], None),
+        ([(1, 21), (1, 1)], (1, 2), [(1, 21)], None),
+        ([(1, 1)], (1,), [], None),
+    ],
+)
+def test_a_slice_with_the_messages_of_another_or_with_none_lost_its_own(
+    writer: Any,
+    read: Read,
+    make_channel: Any,
+    spans: list[tuple[int, int]],
+    numbers: tuple[int, ...],
+    served: list[tuple[int, int]],
+    lost: tuple[int, int | None] | None,
+    with_index: bool,
+) -> None:
+    contents = channel_of(writer, *spans, numbers=numbers)
+    if with_index:
+        contents |= {
+            f"msgs_{number}_idx": index_of(writer, run(writer, first, end), first)
+            for number, (first, end) in zip(numbers, spans, strict=True)
+        }
+    store = make_channel(**contents)
+    got, told = everything(store, read)
+    assert got == names(*(("a", first, end) for first, end in served))
+    assert {(place.first, place.end) for place in told if place.costs} == ({lost} if lost else set())
+    drift = compare(open_foreign(store, "stan"), "foo")
+    assert [*drift.lost.ranges()] == ([] if lost is None else [(lost[0], lost[1] or lost[0] + 1)])
+    if lost:
+        with pytest.raises(DataLossError):
+            read(store)
+    else:
+        assert len(read(store)) == len(got)
+
+
+def test_a_first_slice_with_the_messages_of_the_second_lost_its_own(writer: Any, read: Read, make_channel: Any) -> None:
+    store = make_channel(**channel_of(writer, (21, 41), (21, 41), (41, 61)))
+    got, told = everything(store, read)
+    assert got == names(("a", 21, 61))
+    assert (1, 21) in {(place.first, place.end) for place in told if place.costs}
+    with pytest.raises(DataLossError):
+        read(store)
+
+
+def test_of_two_slices_that_leave_no_room_for_a_third_either_may_be_its_copy(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    store = make_channel(**channel_of(writer, (21, 41), (41, 61), numbers=(1, 3)))
+    got, told = everything(store, read)
+    assert got == names(("a", 21, 61))
+    assert {(place.first, place.end) for place in told if place.costs} == {(1, 21), (61, None)}
+
+
+def test_an_index_bounds_what_a_copy_of_another_slice_took_the_place_of(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    contents = channel_of(writer, (1, 21), (1, 21))
+    store = make_channel(**contents, msgs_2_idx=index_of(writer, run(writer, 21, 36), 21))
+    got, told = everything(store, read)
+    assert got == names(("a", 1, 21))
+    assert {(place.first, place.end) for place in told if place.costs} == {(21, 36)}
+    with pytest.raises(DataLossError, match="sequences 21 to 35 are lost"):
+        read(store)
+
+
+@pytest.mark.parametrize("version", [b"\x01\x00\x00\x01", b"\xff\xff\xff\xff", bytes(4)])
+@pytest.mark.parametrize("zeros", [0, 4, 700])
+def test_a_slice_with_neither_its_version_nor_a_record_is_a_loss(
+    writer: Any, read: Read, make_channel: Any, version: bytes, zeros: int
+) -> None:
+    store = make_channel(msgs_1_dat=version + bytes(zeros))
+    got, told = everything(store, read)
+    assert not got and [(place.first, place.end) for place in told if place.costs] == [(1, None)]
+    with pytest.raises(DataLossError):
+        read(store)
 
 
 # --- files of no bytes
