@@ -18,7 +18,7 @@ from harness.rescues import Kept, Outcome, cases, kept, run, strict
 
 from storage_core.errors import StorageError
 
-SECONDS, CASE_COUNT = 60.0, {"nats": 300, "nats-field": 100}
+SECONDS, CASE_COUNT = 60.0, {"nats": 300, "nats-field": 100, "stan": 200}
 LAYOUTS = pytest.mark.parametrize("stores", CASE_COUNT, indirect=True)
 
 
