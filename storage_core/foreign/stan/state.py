@@ -144,17 +144,17 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
         "out"
         for look in dropped
     ]
-    told = told_repeats.get(looks[-1], [])
+    told_at_end = told_repeats.get(looks[-1], [])
     end = looks[-1].end()
     # A damaged end held one more message at least.
     last = end - 1 if end < SEQUENCE_END else max(looks[-1].summary.last, firsts[-1] - 1) + 1
     count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
     newest = max(looks + dropped, key=lambda look: look.file.number)
     if end < SEQUENCE_END and (doubt := _doubt_of_end(channel, looks, newest, choices)):
-        told = [*told, Told(newest.file.path, 0, newest.file.size, end, SEQUENCE_END, doubt, True)]
+        told_at_end = [*told_at_end, Told(newest.file.path, 0, newest.file.size, end, SEQUENCE_END, doubt, True)]
         last, end = end, SEQUENCE_END
     bounds, hidden = (firsts[-1], SEQUENCE_END), left_out.get(looks[-1], SequenceSet.empty())
-    slices.append(SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told)))
+    slices.append(SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told_at_end)))
     if firsts[0] > 1:
         notes.insert(
             0,
@@ -197,12 +197,12 @@ def _choices(channel: str, looks: list["_Look"], dropped: list["_Look"], files: 
 
 def _told_repeats(looks: list["_Look"], choices: list[tuple["_Look", Choice]]) -> dict["_Look", list[Told]]:
     """Return what is to be told of records that are not served, by the slice that tells it."""
-    told: dict[_Look, list[Told]] = {}
+    told_places: dict[_Look, list[Told]] = {}
     if not choices:
-        return told
+        return told_places
     for (look, _), places in zip(choices, compare([choice for _, choice in choices]), strict=True):
-        told.setdefault(look if look in looks else looks[0], []).extend(places)
-    return told
+        told_places.setdefault(look if look in looks else looks[0], []).extend(places)
+    return told_places
 
 
 def _doubt_of_end(
