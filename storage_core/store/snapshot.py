@@ -1,9 +1,9 @@
 """What a store holds at one moment, and reads of a stream that go by one view of the metadata."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -28,6 +28,11 @@ from storage_core.store.opened import OpenStore
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from storage_core.store.reading.lazy import Fields
 
 
 class ReadableStream(ABC):
@@ -79,6 +84,44 @@ class ReadableStream(ABC):
         options = ReadOptions(tuple(schema.names), subject_filters=filters, on_data_loss=on_data_loss)
         batches = read_slices(slices, options, report, env=self._store.environment)
         return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def to_polars(
+        self,
+        schema: "Fields | None" = None,
+        first: int | None = None,
+        end: int | None = None,
+        subject: str | Sequence[str] | None = None,
+        on_data_loss: str = FAIL,
+    ) -> "pl.LazyFrame":
+        """Return the messages of [first, end), as the stream is now, as a lazy frame of polars; DuckDB reads it, too.
+
+        `schema`: fields of JSON payloads that become columns, by a schema of polars or Arrow; null where a payload has
+        no such field, or is no object of these types. A query reads the columns it names, and no blocks that its
+        filters on sequence, timestamp and subject exclude. `on_data_loss`: as in `read`. Needs the extra `polars`.
+        Raises ValueError naming a field; ModuleNotFoundError without polars.
+        """
+        try:
+            from storage_core.store.reading.lazy import lazy_frame
+        except ModuleNotFoundError as error:
+            if error.name != "polars":
+                raise
+            raise ModuleNotFoundError(
+                "to_polars needs polars: pip install 'pyspark-jstream[polars]'", name="polars"
+            ) from error
+        _check_read(None, on_data_loss)
+        filters = check_filters(subject)
+        view, stream = self._look()
+
+        def read(request: ReadRequest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            options = ReadOptions(
+                tuple(columns), request.subject_filters, request.time_first_ns, request.time_end_ns,
+                on_data_loss=on_data_loss,
+            )  # fmt: skip
+            slices = contents.slices(self._store, stream, request, view)
+            return read_slices(slices, options, env=self._store.environment)
+
+        request = ReadRequest((self.name,), {self.name: check_range(first, end)}, subject_filters=filters)
+        return lazy_frame(read, request, schema)
 
     def get(self, sequence: int) -> Message:
         """Return one message; raises NotFoundError if there is none of that sequence, DataLossError if it is lost."""

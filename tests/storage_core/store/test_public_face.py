@@ -304,6 +304,7 @@ OF_STREAM: dict[str, Callable[[Stream], Any]] = {
     "restore": lambda stream: stream.restore([], None),  # type: ignore[arg-type]
     "publish": lambda stream: stream.publish("orders.new", b"late"),
     "read": lambda stream: stream.read(),
+    "to_polars": lambda stream: stream.to_polars(),
     "get": lambda stream: stream.get(1),
     "last": lambda stream: stream.last(">"),
     "last_per_subject": lambda stream: stream.last_per_subject(),
