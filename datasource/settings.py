@@ -148,8 +148,8 @@ class StreamReadSettings(_AnyReadSettings):
         if limits != Limits() and "trigger" not in values and not SAYS_LIMITS:
             raise ValueError(
                 "option 'trigger' is missing: a limit per trigger is for streaming reads only, and Spark before 4.2 "
-                "does not say which trigger a query has. With 'processingTime' limits count; with 'availableNow' a run "
-                "is one batch, without limits"
+                "does not say which trigger a query has. With 'processingTime' and 'processAllAvailable' limits count; "
+                "with 'availableNow' a run is one batch, without limits"
             )
         return cls(limits=limits, **values)
 

@@ -20,9 +20,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 __all__ = [
-    "AVAILABLE_NOW", "HAS_ARROW_UDF", "SAYS_LIMITS", "SPARK", "DataSourceStreamArrowWriter", "EarlyCalls",
-    "EqualNullSafe", "EqualTo",
-    "Filter", "GreaterThan", "GreaterThanOrEqual", "In", "IsNotNull", "IsNull", "LessThan", "LessThanOrEqual",
+    "AVAILABLE_NOW", "HAS_ARROW_UDF", "PROCESS_ALL", "SAYS_LIMITS", "SPARK", "DataSourceStreamArrowWriter",
+    "EarlyCalls", "EqualNullSafe", "EqualTo", "Filter", "GreaterThan", "GreaterThanOrEqual", "In", "IsNotNull", "IsNull", "LessThan", "LessThanOrEqual",
     "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxFiles", "ReadMaxRows", "ReadMinRows", "StringStartsWith",
     "SupportsTriggerAvailableNow", "arrow_schema", "keeps_filters_apart",
 ]  # fmt: skip
@@ -30,7 +29,7 @@ __all__ = [
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 SAYS_LIMITS = SPARK >= (4, 2)
 HAS_ARROW_UDF = SPARK >= (4, 1)
-AVAILABLE_NOW = "availablenow"  # as the option `trigger` says it
+AVAILABLE_NOW, PROCESS_ALL = "availablenow", "processallavailable"  # as the option `trigger` says it
 
 if TYPE_CHECKING or SAYS_LIMITS:
     from pyspark.sql.streaming.datasource import (
@@ -123,16 +122,17 @@ class EarlyCalls:
     _source: Any  # the run's: a StreamSource or a LiveSource
     _at: Any = None  # where the next batch begins; None: not said yet
     _is_planned = True  # whether Spark has asked for the partitions of the batch that ends there
+    _has_target = False  # whether the run is not to read what comes from now on
 
     def latestOffset(self) -> Any:
         if not self._is_planned and self._at is not None:
             self._is_planned = True
             return self._at
-        source, start = self._source, self._at
-        limit = self.settings.limits.read_limit()
-        if self.settings.trigger == AVAILABLE_NOW:
+        source, start, trigger = self._source, self._at, self.settings.trigger
+        limit = ReadAllAvailable() if trigger == AVAILABLE_NOW else self.settings.limits.read_limit()
+        if trigger in (AVAILABLE_NOW, PROCESS_ALL) and not self._has_target:
             source.prepare_available_now()
-            limit = ReadAllAvailable()
+            self._has_target = True
         self._at = source.first_end(limit) if start is None else source.latest(start, limit)
         self._is_planned = self._at == start
         return self._at
@@ -147,6 +147,7 @@ class EarlyCalls:
         if start == end:
             return []
         parts: Sequence[InputPartition] = self._source.partitions(start, end)
+        self._source.acknowledge(start)  # for a query's first run, in which no call of Spark's says so
         return parts
 
 

@@ -15,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,7 +200,6 @@ class Run:
         self._beginnings = Beginnings(state, prepared.pipeline)
         self._report: Reporter = lambda text: None
         self._streams: dict[str, StreamState] = {}  # of the source, when the run began
-        self._ends: dict[str, int] = {}  # of its streams likewise, for a Spark that makes one batch at a time
 
     def execute(self, stop: Stop, watch: Watcher = lambda progress: None, report: Reporter = lambda text: None) -> None:
         """Run until everything is read (available-now), or until `stop`. Raises RunFailedError, CheckpointLostError."""
@@ -208,7 +208,6 @@ class Run:
         acknowledge(self._prepared.spark)
         self._report = report
         self._streams = streams_of(self._prepared.pipeline.source)
-        self._ends = {} if SAYS_LIMITS else ends_of(self._prepared.pipeline.source, self._streams)
         self._beginnings.check_state(self._prepared.state_definition)
         report("starting the query")
         try:
@@ -217,14 +216,10 @@ class Run:
             self._beginnings.note_query(str(main.id))
             letters = self._start_letters_beside(main, stop)
             self._attend([main] if letters is None else [main, letters], stop, watch)
-            while self._is_behind(main, stop):
-                main = self._start_main()
-                self._attend([main], stop, watch)
             if self._needs_letter_query() and letters is None and not stop.asked.is_set():
                 letters = self._start_letters()
-                while letters is not None:
+                if letters is not None:
                     self._attend([letters], stop)
-                    letters = self._start_letters() if self._is_behind(letters, stop) else None
         except SPARK_ERRORS as error:
             failure = self._failure or error
             if isinstance(failure, CheckpointLostError):
@@ -238,7 +233,7 @@ class Run:
 
     def _start_main(self) -> StreamingQuery:
         pipeline = self._prepared.pipeline
-        messages = read_stream(self._prepared.spark, pipeline.source)
+        messages = read_stream(self._prepared.spark, pipeline.source, self._mode != CONTINUOUS)
         if self._goes_through_batches() and self._prepared.is_row_by_row:
             return self._start(
                 messages.writeStream.foreachBatch(self._handle_batch), pipeline.checkpoint, pipeline.name
@@ -291,7 +286,7 @@ class Run:
         if not starts:
             return None
         pipeline = self._prepared.pipeline
-        messages = read_stream(self._prepared.spark, pipeline.source, starts)
+        messages = read_stream(self._prepared.spark, pipeline.source, self._mode != CONTINUOUS, starts)
         writer = messages.writeStream.foreachBatch(self._handle_letters)
         return self._start(writer, self._state.dead_letter_checkpoint, f"{pipeline.name} dead letters")
 
@@ -299,13 +294,17 @@ class Run:
         self, writer: DataStreamWriter, checkpoint: str, name: str, path: str = "", table: str = ""
     ) -> StreamingQuery:
         writer = writer.option("checkpointLocation", checkpoint).queryName(name)
+        pipeline = self._prepared.pipeline
+        # Before Spark 4.2, Trigger.AvailableNow is one batch for a Python source, and none for final windows.
+        needs_end = self._mode != CONTINUOUS and not SAYS_LIMITS and not pipeline.source.is_kafka
         if self._mode == CONTINUOUS:
-            writer = writer.trigger(processingTime=f"{int(interval_s(self._prepared.pipeline) * 1000)} milliseconds")
+            writer = writer.trigger(processingTime=f"{int(interval_s(pipeline) * 1000)} milliseconds")
         else:
-            writer = writer.trigger(availableNow=True)
-        if table:
-            return writer.toTable(table)
-        return writer.start(path) if path else writer.start()
+            writer = writer.trigger(processingTime="0 seconds") if needs_end else writer.trigger(availableNow=True)
+        query = writer.toTable(table) if table else writer.start(path) if path else writer.start()
+        if needs_end:
+            threading.Thread(target=_end_at_target, args=(query,), daemon=True).start()
+        return query
 
     # --- batches, called by Spark one after another
 
@@ -416,16 +415,6 @@ class Run:
             return checked_s
         return now_s
 
-    def _is_behind(self, query: StreamingQuery, stop: Stop) -> bool:
-        """Return whether an available-now run has messages left that were there when it began: before Spark 4.2 its
-        query makes one batch, or repeats the last one.
-        """
-        last = query.lastProgress
-        if SAYS_LIMITS or self._mode == CONTINUOUS or stop.asked.is_set() or last is None or not _has_batch(last):
-            return False
-        end = sequences_of(json.loads(last.json)["sources"][0]["endOffset"])
-        return any(end.get(name, 1) < until for name, until in self._ends.items())
-
     def _batch_done(self) -> int:
         offsets = self._state.offsets()
         return -1 if offsets is None else offsets.batch_done
@@ -511,6 +500,13 @@ def store_batch(
     finally:
         parsed.unpersist()
     return counted[0], row_count, counted[1]
+
+
+def _end_at_target(query: StreamingQuery) -> None:
+    """Stop a query whose source has a target, once all is read up to it and no batch is due, also none by watermark."""
+    with suppress(*SPARK_ERRORS):  # whoever attends to the query asks it for its failure
+        query.processAllAvailable()
+        query.stop()
 
 
 def _stop(queries: list[StreamingQuery]) -> None:

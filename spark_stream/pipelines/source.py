@@ -8,7 +8,7 @@ from typing import NoReturn
 from pyspark.sql import DataFrame, SparkSession
 
 from datasource.settings import LOCK_TIMEOUT_S, StreamReadSettings
-from datasource.spark_versions import SAYS_LIMITS
+from datasource.spark_versions import PROCESS_ALL, SAYS_LIMITS
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.errors import DefinitionError
@@ -27,16 +27,19 @@ _LIMITS = {
 }
 
 
-def read_stream(spark: SparkSession, source: Source, starts: Mapping[str, int] | None = None) -> DataFrame:
+def read_stream(
+    spark: SparkSession, source: Source, ends: bool, starts: Mapping[str, int] | None = None
+) -> DataFrame:
     """Return the messages of the source as a streaming DataFrame.
 
+    `ends`: the query is to end at what is there when it starts.
     `starts`: begin at these sequences, and without the consumer; for a second query beside the pipeline's own.
     """
     if source.is_kafka:
         return read_topics(spark, source)
     options = common_options(source)
     if not SAYS_LIMITS:
-        options["trigger"] = "processingTime"  # limits count: an available-now run is one query after another there
+        options["trigger"] = PROCESS_ALL if ends else "processingTime"
     for key, option in _LIMITS.items():
         value = getattr(source, key)
         if value is not None:

@@ -49,7 +49,7 @@ class EarlyQuery:
         reader = self.reader(**changed)
         try:
             batches = []
-            for batch in self._batches(reader, killed_in):
+            for batch in self.batches(reader, killed_in):
                 batches.append(batch)
                 if available_now:
                     break
@@ -57,7 +57,7 @@ class EarlyQuery:
         finally:
             reader.stop()
 
-    def _batches(self, reader: EarlyStreamReader, killed_in: int | None) -> Iterator[list[int]]:
+    def batches(self, reader: EarlyStreamReader, killed_in: int | None) -> Iterator[list[int]]:
         if self.offsets:
             newest = json.loads(self.offsets[-1])
             assert reader.partitions(newest, newest) == []
@@ -110,6 +110,20 @@ def test_available_now_is_one_batch_without_limits(store: Store) -> None:
     assert query.run(available_now=True) == [list(range(1, 11))]
     publish(store, 3)
     assert query.run(available_now=True) == [[11, 12, 13]]
+
+
+def test_process_all_available_goes_by_limits_up_to_what_was_there_at_the_start(store: Store) -> None:
+    query = EarlyQuery(store, EARLIEST | {"maxOffsetsPerTrigger": "4", "trigger": "processAllAvailable"})
+    publish(store, 6)
+    reader = query.reader()
+    try:
+        batches = query.batches(reader, None)
+        first = next(batches)
+        publish(store, 5)
+        assert [first, *batches] == [[1, 2, 3, 4], [5, 6]]
+    finally:
+        reader.stop()
+    assert query.run() == [[7, 8, 9, 10], [11]]
 
 
 @pytest.mark.parametrize("killed_in", [0, 1])
