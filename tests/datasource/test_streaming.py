@@ -301,11 +301,12 @@ def test_queries_and_frames_beside_expiry_repeat_exactly_or_say_what_is_gone(
     made.each = expire
     assert (made.run(), counts) == (list(range(1, 16)), [15, 15])
     made.each, left = lambda frame, number: None, [*range(1, 10), 13, 14, 15]
+    plans_once = SPARK >= (4, 1)  # before, each use of a frame plans its read again
     made.forget_commit()
-    assert (made.run(), frame.count()) == (left, 15 if SPARK >= (4, 1) else len(left))
+    assert (made.run(), frame.count()) == (left, 15 if plans_once else len(left))
     store.edit_stream({"name": "ORDERS", "max_age": hour_ns})
     assert [message["sequence"] for message in stream.read(columns=["sequence"]).read_all().to_pylist()] == left[6:]
-    assert frame.count() == 15
+    assert frame.count() == (15 if plans_once else len(left[6:]))
     made.forget_commit()
     refused(made, "sequences 1 to 6 were removed or lost before they were read")
     assert made.run(failOnDataLoss="false") == left[6:]
@@ -315,10 +316,12 @@ def test_queries_and_frames_beside_expiry_repeat_exactly_or_say_what_is_gone(
     # Nothing is kept any more: what was planned fails, and what is planned now shows what is there.
     store.edit(deleted_block_retention="0s")
     store.maintain()
-    with pytest.raises(
-        Exception, match="this read was planned before sequences .* were removed.*Load the DataFrame or view again"
-    ):
-        frame.count()
+    if plans_once:
+        reason = "this read was planned before sequences .* were removed.*Load the DataFrame or view again"
+        with pytest.raises(Exception, match=reason):
+            frame.count()
+    else:
+        assert frame.count() == len(left[6:])
     assert query().run() == left[6:]
 
 
@@ -485,6 +488,8 @@ def test_query_that_lost_what_it_had_read_fails_once_and_then_reads_exactly_what
         put(store, "ORDERS", count)
         for one in [kept.start(), wiped.start()]:
             assert len(one.wait().sequences()) == count
+        for one in [] if SAYS_LIMITS else [kept.start(), wiped.start()]:  # acknowledges the batch of the run before
+            assert one.wait().sequences() == []
         if not (tmp_path / "older").exists():
             shutil.copytree(tmp_path / "store", tmp_path / "older")
     story.happens(store, tmp_path / "older")
