@@ -271,8 +271,8 @@ OPTIONS: tuple[Option, ...] = (
         choice_of("processingtime", "processallavailable", "availablenow"),
         "",
         "The query's trigger, which [Spark before 4.2](where-it-runs.md#what-a-version-of-spark-lacks) does not say: "
-        "needed there beside a limit. With `processAllAvailable` a query reads nothing that comes after its start. With "
-        "`availableNow` a run is one batch, without limits.",
+        "needed there beside a limit. With `processAllAvailable` a query reads nothing that comes after its start. "
+        "With `availableNow` a run is one batch, without limits.",
     ),
     Option(
         "pollInterval",

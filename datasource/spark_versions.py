@@ -21,7 +21,8 @@ from pyspark.sql.types import StructType
 
 __all__ = [
     "AVAILABLE_NOW", "HAS_ARROW_UDF", "PROCESS_ALL", "SAYS_LIMITS", "SPARK", "DataSourceStreamArrowWriter",
-    "EarlyCalls", "EqualNullSafe", "EqualTo", "Filter", "GreaterThan", "GreaterThanOrEqual", "In", "IsNotNull", "IsNull", "LessThan", "LessThanOrEqual",
+    "EarlyCalls", "EqualNullSafe", "EqualTo",
+    "Filter", "GreaterThan", "GreaterThanOrEqual", "In", "IsNotNull", "IsNull", "LessThan", "LessThanOrEqual",
     "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxFiles", "ReadMaxRows", "ReadMinRows", "StringStartsWith",
     "SupportsTriggerAvailableNow", "arrow_schema", "keeps_filters_apart",
 ]  # fmt: skip

@@ -27,9 +27,7 @@ _LIMITS = {
 }
 
 
-def read_stream(
-    spark: SparkSession, source: Source, ends: bool, starts: Mapping[str, int] | None = None
-) -> DataFrame:
+def read_stream(spark: SparkSession, source: Source, ends: bool, starts: Mapping[str, int] | None = None) -> DataFrame:
     """Return the messages of the source as a streaming DataFrame.
 
     `ends`: the query is to end at what is there when it starts.
