@@ -295,6 +295,5 @@ class LiveStreamReader(QueryStreamReader):
         yield from rows_of(partition, self.settings, self.schema)
 
 
-@show_codes
 class EarlyLiveStreamReader(EarlyCalls, LiveStreamReader):  # type: ignore[misc]
     """The same for Spark 4.0 and 4.1."""

@@ -9,7 +9,10 @@
 Spark never uses a stand-in.
 """
 
+import ast
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +22,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from datasource.edge import show_codes
+
 __all__ = [
     "AVAILABLE_NOW", "HAS_ARROW_UDF", "PROCESS_ALL", "SAYS_LIMITS", "SPARK", "DataSourceStreamArrowWriter",
     "EarlyCalls", "EqualNullSafe", "EqualTo",
     "Filter", "GreaterThan", "GreaterThanOrEqual", "In", "IsNotNull", "IsNull", "LessThan", "LessThanOrEqual",
     "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxFiles", "ReadMaxRows", "ReadMinRows", "StringStartsWith",
-    "SupportsTriggerAvailableNow", "arrow_schema", "keeps_filters_apart",
+    "SupportsTriggerAvailableNow", "arrow_schema", "keeps_filters_apart", "reported_offset",
 ]  # fmt: skip
 
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
@@ -104,6 +109,7 @@ else:
     LessThan, LessThanOrEqual = map(_filter, ("LessThan", "LessThanOrEqual"))
 
 
+@show_codes
 class EarlyCalls:
     """What Spark 4.0 and 4.1 call of a streaming reader: they say neither where a batch begins, nor limits or trigger.
 
@@ -156,6 +162,17 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema of Spark's, with times in UTC."""
     zone: dict[str, Any] = {"timezone": "UTC"} if SAYS_LIMITS else {}  # UTC is what earlier versions take by themselves
     return to_arrow_schema(schema, **zone)
+
+
+def reported_offset(text: str | None) -> Any:
+    """Return the offset that a query's progress reports of a source; None if the text is no offset in JSON.
+
+    Before Spark 4.2, a listener of a Spark Connect session gets Python's text of the offset in place of JSON.
+    """
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError):
+            return read(text or "null")
+    return None
 
 
 def keeps_filters_apart() -> bool:

@@ -37,6 +37,5 @@ class MessageStreamReader(QueryStreamReader):
         yield from rows_of(partition, options, self.settings, shape)
 
 
-@show_codes
 class EarlyStreamReader(EarlyCalls, MessageStreamReader):  # type: ignore[misc]
     """The same for Spark 4.0 and 4.1."""

@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from datasource import settings, source
 from datasource.stream_reader import EarlyStreamReader
 from storage_core import Store
+from storage_core.errors import DataLossError
 from storage_core.schema import READ_SCHEMA
 
 SCHEMA = pa.schema([READ_SCHEMA.field("sequence")])
@@ -196,6 +197,16 @@ def test_first_run_in_the_order_of_the_wrapper_reads_each_message_once(store: St
         assert ack_floor(store) == 3
     finally:
         reader.stop()
+
+
+def test_an_error_of_a_running_query_shows_its_code(store: Store) -> None:
+    publish(store, 3)
+    query = EarlyQuery(store, EARLIEST)
+    query.run()
+    store.delete_stream("ORDERS")
+    store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    with pytest.raises(DataLossError, match=r"^\[JSTREAM_DATA_LOSS\] .* was deleted and made again"):
+        query.run()
 
 
 def test_limit_without_a_trigger_is_refused_by_name(store: Store) -> None:
