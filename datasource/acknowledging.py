@@ -9,7 +9,6 @@ names store, stream and consumer; entries without a consumer are skipped. It own
 back, so it cannot get in the way of the query; what goes wrong here is logged, and left to the query.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from pyspark.sql.streaming.listener import (
 
 from datasource import known_stores, stream_offsets
 from datasource.settings import LOCK_TIMEOUT_S
+from datasource.spark_versions import reported_offset
 from datasource.store_opening import open_store
 from datasource.stream_offsets import Offsets
 from storage_core.errors import NotAStoreError
@@ -121,7 +121,7 @@ class Acknowledger(StreamingQueryListener):
 def _by_consumer(end_offset: str | None) -> Iterator[tuple[str, Offsets]]:
     """Yield each consumer of an offset with its streams; nothing for offsets of other sources."""
     try:
-        entries = json.loads(end_offset or "null")
+        entries = reported_offset(end_offset)
         if not isinstance(entries, dict) or not all(
             isinstance(entry, dict) and "store" in entry for entry in entries.values()
         ):

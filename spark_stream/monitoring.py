@@ -7,7 +7,6 @@ Lag is counted in sequences between the end of the newest batch and the end of t
 that a filter leaves out count as well. What a durable consumer lags, message by message and in time, is in the store.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from datasource.spark_versions import SAYS_LIMITS
+from datasource.spark_versions import SAYS_LIMITS, reported_offset
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -87,10 +86,7 @@ def _lags(end_offset: str | None, latest_offset: str | None) -> Iterator[StreamL
 
 def _entries(offset: str | None) -> dict[str, dict[str, Any]]:
     """Return the streams of an offset; none for one that is another source's."""
-    try:
-        entries = json.loads(offset or "null")
-    except ValueError:
-        return {}
+    entries = reported_offset(offset)
     ours = isinstance(entries, dict) and all(
         isinstance(entry, dict) and {"sequence", "incarnation", "store"} <= entry.keys() for entry in entries.values()
     )

@@ -75,6 +75,11 @@ def test_finished_batch_is_acknowledged_in_one_entry_and_once(heard: Heard) -> N
     assert (heard.low_watermark("etl"), heard.low_watermark("other")) == (40, 0)
 
 
+def test_offset_as_spark_connect_reports_it_before_4_2_is_acknowledged(heard: Heard) -> None:
+    heard.progress(str(json.loads(heard.offset(41, "etl"))))
+    assert heard.low_watermark() == 40
+
+
 def test_late_progress_moves_no_consumer_back(heard: Heard) -> None:
     heard.progress(heard.offset(41, "etl"))
     heard.progress(heard.offset(11, "etl"))

@@ -167,7 +167,9 @@ try:
 except RuntimeError as error:
     print(str(error).partition("Spark said")[0])
 """
-    done = drive(code, store, settings, tmp_path / "mark", PYSPARK_PYTHON=str(python))
+    done = drive(
+        code, store, settings, tmp_path / "mark", PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=str(python)
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     says = done.stdout.splitlines()[-1]
     assert says.startswith("Spark's Python workers cannot use jstream"), says
