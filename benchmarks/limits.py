@@ -114,7 +114,7 @@ def removals(place: Path, count: int) -> list[dict[str, Any]]:
         for _ in range(count // 100_000):
             stream.append(table)
         store = Store.open(place / f"removed-{name[:5]}")
-        before = store.index()
+        before = store.view().index
         CLEAR.write_text("5")  # the peak begins anew
         start, began = _memory("VmRSS"), time.process_time()
         if name == "purge":
@@ -122,7 +122,7 @@ def removals(place: Path, count: int) -> list[dict[str, Any]]:
         else:
             store.edit_stream({"name": "LIMITS", "max_msgs": 1})
         seconds, size = time.process_time() - began, _memory("VmHWM") - start
-        entries, left = store.index() - before, store.stream_state("LIMITS").message_count
+        entries, left = store.view().index - before, store.stream_state("LIMITS").message_count
         print(f"{name}: {count:,} messages in {seconds:.2f} s of CPU, {entries} entries, {size >> 20} MiB; {left} left")
         figures.append({"name": name, "removed": count, "entries": entries, "memory_size": size})
     return figures

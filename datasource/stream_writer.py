@@ -164,7 +164,7 @@ def _merged(tasks: Sequence[StagedTask]) -> Transaction:
 
 def _has_begun(store: Store, identity: WriterBatch) -> bool:
     """Return whether this run has stored a batch: from then on it takes no store over any more."""
-    state = store.state()
+    state = store.view().state
     kept = (state.writers, *(stream.writers for stream in state.streams.values()))
     writers = (stored.get(identity.writer) for stored in kept)
     return any(writer is not None and identity.run in (writer.run, *writer.superseded) for writer in writers)
@@ -172,7 +172,7 @@ def _has_begun(store: Store, identity: WriterBatch) -> bool:
 
 def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState]:
     """Return the streams of the transaction that are still there."""
-    state = store.state()
+    state = store.view().state
     streams = {name: state.by_incarnation(target.incarnation) for name, target in transaction.targets.items()}
     return {name: stream for name, stream in streams.items() if stream is not None}
 
@@ -180,7 +180,7 @@ def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState
 def _explain(store: Store, transaction: Transaction, identity: WriterBatch, error: StorageError) -> NoReturn:
     """Raise what the store refused the batch with, and what to do about it."""
     if isinstance(error, FencedError):
-        kept = (store.state().writers, *(stream.writers for stream in _streams(store, transaction).values()))
+        kept = (store.view().state.writers, *(stream.writers for stream in _streams(store, transaction).values()))
         writers = [stored.get(identity.writer) for stored in kept]
         if any(stored is not None and identity.run in stored.superseded for stored in writers):
             raise FencedError(

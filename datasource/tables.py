@@ -115,7 +115,7 @@ def stream_row(info: dict[str, Any]) -> dict[str, Any]:
 
 def consumer_rows(store: Store, streams: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return the columns of `schema.CONSUMER_TYPES` for each consumer of these streams; None: of all."""
-    state, rows = store.state(), []
+    state, rows = store.view().state, []
     for info in consumer_report(store, streams):
         stream = state.stream(info["stream_name"])
         consumer = stream.consumers.get(info["name"].casefold()) if stream is not None else None

@@ -218,10 +218,11 @@ class Mirror:
             stream.edit(subjects=[">"])
             stream.restore(batches, writer)
         except RequirementError as error:
-            if stream.last_sequence < first:
+            last = stream.state().next_sequence - 1
+            if last < first:
                 raise
             raise FencedError(
-                f"stream {self.name!r} has got messages up to {stream.last_sequence} since this mirror read it: "
+                f"stream {self.name!r} has got messages up to {last} since this mirror read it: "
                 "another one writes it. Let only one of them run",
                 stream=self.name,
             ) from error
@@ -263,7 +264,9 @@ class Mirror:
         has_limit = any(info.config.get(key, 0) > 0 for key in ("max_msgs", "max_bytes"))
         if not report.kept or removes_silently(info.config, has_limit):
             return
-        events = (event for event in self._store.state().events if (event.kind, event.stream) == (_KEPT, self.name))
+        events = (
+            event for event in self._store.view().state.events if (event.kind, event.stream) == (_KEPT, self.name)
+        )
         before = max((int(event.after) for event in events), default=0)
         if report.kept > before:
             reason = f"of stream {info.name!r}, which has {report.kept} messages of the mirror no more; they stay here"

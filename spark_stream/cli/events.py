@@ -56,12 +56,12 @@ def following(
     """Yield the newest `last` events, None for all, then what happens, without end; calls `wait` before each look."""
     seen = store.events(stream=stream, kind=kind)
     yield from seen if last is None else seen[len(seen) - min(last, len(seen)) :]
-    index = store.index()
+    index = store.view().index
     while True:
         wait()
-        if store.index() == index:
+        if store.view().index == index:
             continue
-        index, listed = store.index(), store.events(stream=stream, kind=kind)
+        index, listed = store.view().index, store.events(stream=stream, kind=kind)
         yield from _new(seen, listed)
         seen = listed
 

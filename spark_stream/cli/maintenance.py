@@ -273,7 +273,7 @@ def _print_repair(report: dict[str, Any], labels: Mapping[str, str]) -> None:
 
 
 def _discarding(store: "Store") -> str:
-    state = store.state()
+    state = store.view().state
     blocks = sum(len(stream.lost_blocks) for stream in state.streams.values())
     parts = [
         f"{counted(blocks, 'block')} of lost messages",

@@ -181,7 +181,7 @@ def warn_of_volumes(store: "Store") -> None:
     from storage_core.store.volume import losses
     from storage_core.store.volume.state import VolumeState
 
-    voters = {voter.volume_id: voter for voter in store.state().voters}
+    voters = {voter.volume_id: voter for voter in store.view().state.voters}
     labels, remedy = volume_labels(store), remedy_of(store)
     for volume in store.volumes():
         voter = voters.get(volume.volume_id)
@@ -213,7 +213,7 @@ def remedy_of(store: "Store") -> str:
     from storage_core.raft.rules import is_quorum
 
     left = [volume.volume_id for volume in store.volumes() if not volume.reason]
-    return REMEDY if is_quorum(ids_of_voters(store.state().voters), left) else NO_QUORUM
+    return REMEDY if is_quorum(ids_of_voters(store.view().state.voters), left) else NO_QUORUM
 
 
 def volume_labels(store: "Store") -> dict[str, str]:

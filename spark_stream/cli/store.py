@@ -105,7 +105,7 @@ def edit(
         raise WrongUsage("nothing to change: pass an option that names a new value")
     with open_store(store, take_over=take_over) as opened:
         if "stream_defaults" in spelled or no_stream_defaults:
-            kept = {} if no_stream_defaults else opened.state().settings.to_json()["stream_defaults"]
+            kept = {} if no_stream_defaults else opened.view().state.settings.to_json()["stream_defaults"]
             new = spelled.get("stream_defaults", {})
             spelled["stream_defaults"] = {
                 pattern: {**kept.get(pattern, {}), **new.get(pattern, {})} for pattern in {**kept, **new}

@@ -266,7 +266,7 @@ def _summaries(store: "Store") -> list[dict[str, Any]]:
     """Return all streams without their replicas, from metadata alone: thousands of them take a moment."""
     from storage_core.store.describe import by_name, stream_summary
 
-    return [stream_summary(stream) for stream in by_name(store.state())]
+    return [stream_summary(stream) for stream in by_name(store.view().state)]
 
 
 def _may_hold(info: dict[str, Any], subject: str) -> bool:

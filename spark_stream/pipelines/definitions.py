@@ -188,7 +188,7 @@ def _check_folded(file: Path, place: str, names: list[str]) -> None:
 
 def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
     """Return what would make the store look like the definitions; `delete`: also what they do not name goes."""
-    changes = _differences(store.state().settings.to_json(), wanted.settings)
+    changes = _differences(store.view().state.settings.to_json(), wanted.settings)
     actions = [Action(CHANGE, "", changes=changes)] if changes else []  # first: what streams get by their names
     unnamed: list[str] = []
     present = store.streams()
@@ -227,7 +227,7 @@ def _with_conflicts(store: Store, wanted: Definitions, actions: list[Action]) ->
 
     Each is applied to a copy of the state, after those before it, as the store will do it.
     """
-    state, judged = store.state(), list[Action]()
+    state, judged = store.view().state, list[Action]()
     for action in actions:
         reason = action.reason
         if action.kind != CONFLICT:

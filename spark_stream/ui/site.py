@@ -127,7 +127,7 @@ class Site:
     def _index(self) -> int | None:
         """Return where the metadata is; None if it cannot be read, or another store lies there now."""
         try:
-            return self.store().index()
+            return self.store().view().index
         except READ_ERRORS:
             return None
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from storage_core.errors import (
     DiskFullError,
     NoQuorumError,
+    NotFoundError,
     ProcessError,
     ReadOnlyError,
     StorageError,
@@ -103,12 +104,12 @@ class OpenStore:
     def environment(self) -> Environment:
         return self._env
 
-    def state(self) -> StoreState:
-        """Return the newest committed state; costs a listing and a few small reads if nothing has changed."""
-        return self.view().state
-
     def view(self) -> View:
-        """Return the newest committed state, and where in the metadata log it stands."""
+        """Return the newest committed state, and the index of the metadata log that it stands at. Looks at the volumes.
+
+        An operation looks once and passes the view on. Where nothing has changed, a look costs a listing and a few
+        small reads; in object stores, requests.
+        """
         return self.metadata.view(self.lock_timeout_s)
 
     def newer(self, view: View) -> View:
@@ -122,13 +123,9 @@ class OpenStore:
         """The newest view that this process has, at least what its own last write left. Asks no volume but once."""
         return self.metadata.cache.known.view or self.view()
 
-    def index(self) -> int:
-        """Return the log index that `state` stands at: it grows with every change."""
-        return self.view().index
-
     def check_host(self) -> None:
         """Raise OtherHostError if another host writes the store; takes no lock, and writes nothing."""
-        check_host(self.state(), self.volumes(), self.label, self._env)
+        check_host(self.view().state, self.volumes(), self.label, self._env)
 
     def __repr__(self) -> str:
         closed = "closed Store" if self._is_closed else "Store"
@@ -138,13 +135,13 @@ class OpenStore:
 
     def streams(self) -> list[str]:
         """Return the names of the streams, sorted."""
-        return sorted(stream.name for stream in self.state().streams.values())
+        return sorted(stream.name for stream in self.view().state.streams.values())
 
     def stream_state(self, name: str, state: StoreState | None = None) -> StreamState:
         """Return the state of the stream of that name; raises NotFoundError naming the nearest name."""
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} is not text")
-        state = state or self.state()
+        state = state or self.view().state
         stream = state.stream(name)
         if stream is None:
             raise StreamNotFoundError(name, self.label, (known.name for known in state.streams.values()))
@@ -156,7 +153,7 @@ class OpenStore:
         from storage_core.store.writing.limits import has_removal_limit
 
         count = 0
-        for stream in self.state().streams.values():
+        for stream in self.view().state.streams.values():
             if stream.config.retention != LIMITS:
                 count += self._release_all(stream.incarnation)
             if has_removal_limit(stream) or len(stream.expiries):
@@ -219,40 +216,32 @@ class OpenStore:
 
     # --- appends: begin, write through Stagers, then commit or abort
 
-    def begin(self, streams: Iterable[str] | None = None) -> "Transaction":
+    def begin(self, streams: Iterable[str] | None = None, view: View | None = None) -> "Transaction":
         """Return a new transaction over these streams, None for all; it can be sent to other processes.
 
+        `view`: begin by this view, without a look at the volumes, if it has the streams and enough volumes are known.
+        For blocks that this process makes itself: the commit checks whether the view still holds, and raises
+        OutdatedTransaction if it does not.
         Raises NotFoundError, ReadOnlyError, NoQuorumError if a stream has too few volumes that can be written.
         """
         if self.read_only:
             raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
-        state = self.state()
-        names = [stream.name for stream in state.streams.values()] if streams is None else names_of(streams) or []
-        for name in names:
+        names = names_of(streams)
+        known = self.metadata.known_volumes
+        if view is not None and all(volume.identity is not None for volume in known):
+            try:
+                return replace(self._transaction(view.state, known, names), is_local=True)
+            except (NotFoundError, NoQuorumError, ProcessError):
+                pass  # a look finds out whether that is so
+        return self._transaction(self.view().state, self.volumes(), names)
+
+    def _transaction(self, state: StoreState, volumes: Sequence[Volume], names: Sequence[str] | None) -> "Transaction":
+        from storage_core.store.writing import transactions
+
+        chosen = [stream.name for stream in state.streams.values()] if names is None else names
+        for name in chosen:
             self.stream_state(name, state)
-        from storage_core.store.writing import transactions
-
-        transaction = transactions.begin(state, self.volumes(), names, self._env)
-        return replace(transaction, is_routed=streams is None)
-
-    def begin_locally(self, name: str, incarnation: bytes) -> "Transaction | None":
-        """Return a transaction over one stream by what this process knows, without a look at the volumes.
-
-        For blocks that this process makes itself: the session of the commit finds out whether that still holds, and
-        raises OutdatedTransaction. None if this process does not know enough.
-        """
-        view, volumes = self.metadata.cache.known.view, self.metadata.known_volumes
-        if self.read_only or view is None or any(volume.identity is None for volume in volumes):
-            return None
-        stream = view.state.by_incarnation(incarnation)
-        if stream is None or stream.name != name:
-            return None
-        from storage_core.store.writing import transactions
-
-        try:
-            return replace(transactions.begin(view.state, volumes, [name], self._env), is_local=True)
-        except (NoQuorumError, ProcessError):
-            return None
+        return replace(transactions.begin(state, volumes, chosen, self._env), is_routed=names is None)
 
     def commit(
         self,

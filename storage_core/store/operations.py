@@ -24,7 +24,7 @@ INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nob
 
 
 def verify(store: OpenStore, progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
-    state = store.state()
+    state = store.view().state
     chosen = [store.stream_state(name, state) for name in (store.streams() if streams is None else streams)]
     report, indexes, damage = verification.verify(
         state, chosen, store.metadata, store.environment, progress, store.lock_timeout_s
@@ -70,7 +70,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool], check: Callable[[
                 more = store.maintenance.repair(session)
 
     def archive() -> None:
-        if not len(store.state().archives):
+        if not len(store.view().state.archives):
             return
         with ownership.alone(store, ownership.ARCHIVE_FILE) as other_owner:
             Archiving(store.metadata, env, timeout_s, store.maintenance.archived).run(is_stopped, other_owner)

@@ -95,7 +95,7 @@ class Store(OpenStore):
         if take_over:
             with metadata.session(lock_timeout_s, take_over=True):
                 pass
-        state = store.state()
+        state = store.view().state
         if not read_only and len(state.voters) > 1 and not is_in_object_store(paths[0]):  # which would be more requests
             store.maintain_if_due(state)
         return store
@@ -197,7 +197,7 @@ class Store(OpenStore):
         from storage_core.store.stream import Stream
         from storage_core.store.writing import appends
 
-        checked = new_config(self.state(), given_keys(StreamConfig, config, keys))
+        checked = new_config(self.view().state, given_keys(StreamConfig, config, keys))
         with self.session() as session:
             incarnation = self._env.new_id()
             chosen = placement.choose(session.state, session.writable, checked.num_replicas)
@@ -242,7 +242,7 @@ class Store(OpenStore):
 
     def info(self) -> dict[str, Any]:
         """Return what there is to know about the store, with keys of the NATS API where they mean the same."""
-        return notebook.Info(describe.store_info(self.state(), self.volumes()), notebook.store_html)
+        return notebook.Info(describe.store_info(self.view().state, self.volumes()), notebook.store_html)
 
     def cluster_info(self) -> dict[str, Any]:
         """Return what each volume is like: its metadata, and all copies of streams on it taken together."""
@@ -263,7 +263,7 @@ class Store(OpenStore):
 
         Raises NotFoundError for a stream that there is not and that no event is about, ValueError for such a kind.
         """
-        state = self.state()
+        state = self.view().state
         events = describe.events(state, limit, stream, kind)
         if stream is not None and not any(event.stream == stream for event in state.events):
             self.stream_state(stream, state)
@@ -287,7 +287,7 @@ class Store(OpenStore):
         """
         from storage_core.store.replicas import side_by_side
 
-        state = self.state()
+        state = self.view().state
         return side_by_side.compare(state, self.stream_state(stream, state), self.volumes(), self._env, progress)
 
     def repair(

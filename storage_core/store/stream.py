@@ -65,23 +65,22 @@ class Stream(ReadableStream):
     def _stale(self) -> StaleIncarnationError:
         return StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again", stream=self.name)
 
+    # --- as this process last read the store: when it opened the stream, or wrote to it, at the latest
+
     @property
     def config(self) -> StreamConfig:
-        """The newest committed configuration. Each use looks at the volumes, as for the sequences below.
-
-        `info()`, or a snapshot, looks once for all of them.
-        """
-        return self.state().config
+        """The configuration, as this `Store` last read it. Looks at no volume; `state()` and `info()` look."""
+        return self._in(self._store.known.state).config
 
     @property
     def first_sequence(self) -> int:
-        """Sequence of the first message; one above last_sequence if there is none. Looks at the volumes."""
-        return self.state().first_sequence
+        """Sequence of the first message, last_sequence + 1 for none; as this `Store` last read it."""
+        return self._in(self._store.known.state).first_sequence
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence ever used, 0 for none. Looks at the volumes."""
-        return self.state().next_sequence - 1
+        """The highest sequence ever used, 0 for none; as this `Store` last read it."""
+        return self._in(self._store.known.state).next_sequence - 1
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r} of {self._store!r})"
@@ -103,7 +102,7 @@ class Stream(ReadableStream):
         """Return what `edit` with these keys would remove from the stream now; None for nothing."""
         from storage_core.store import edits
 
-        state = self._store.state()
+        state = self._store.view().state
         return edits.excess(self._store, state, self._in(state), self._changes(config, keys))
 
     def _changes(self, config: StreamConfig | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,19 +160,17 @@ class Stream(ReadableStream):
         self, table: incoming.Given, writer: WriterBatch | None = None, expected: Sequence[Condition] = ()
     ) -> Appended | None:
         """Return what `append` got; None if there was nothing to store."""
-        # What this process knows is mostly so still, and the commit finds out; a table can then be stored once more.
-        is_lasting = isinstance(table, (pa.Table, pa.RecordBatch))
-        transaction = self._store.begin_locally(self.name, self.incarnation) if is_lasting else None
-        if transaction is not None:
+        # What this process knows mostly still holds, and the commit checks it; a table can then be stored once more.
+        if isinstance(table, (pa.Table, pa.RecordBatch)):
             try:
-                return self._append_in(transaction, table, writer, expected)
+                return self._append_in(self._begun(self._store.known), table, writer, expected)
             except (OutdatedTransaction, InvalidMessageError, NotFoundError):
                 pass
         return self._append_in(self._begun(), table, writer, expected)
 
-    def _begun(self) -> Transaction:
+    def _begun(self, view: View | None = None) -> Transaction:
         try:
-            transaction = self._store.begin([self.name])
+            transaction = self._store.begin([self.name], view)
         except NotFoundError as error:
             raise self._stale() from error
         if transaction.targets[self.name].incarnation != self.incarnation:
@@ -269,7 +266,7 @@ class Stream(ReadableStream):
     ) -> RemovalPlan:
         """Return what a purge would do now; raises what it would be refused with. Takes no lock."""
         store, request = self._store, _purge(subject, keep, end, before_ns)
-        state = store.state()
+        state = store.view().state
         return removal.plan(state, self._in(state), request, store.volumes(), store.environment)
 
     def _remove(self, request: Removal) -> int:

@@ -68,10 +68,10 @@ def heard(store: Store, orders: Make) -> Heard:
 
 
 def test_finished_batch_is_acknowledged_in_one_entry_and_once(heard: Heard) -> None:
-    before = heard.store.index()
+    before = heard.store.view().index
     for _ in range(3):
         heard.progress(heard.offset(41, "etl"))
-    assert heard.store.index() == before + 1
+    assert heard.store.view().index == before + 1
     assert (heard.low_watermark("etl"), heard.low_watermark("other")) == (40, 0)
 
 
@@ -168,7 +168,7 @@ def test_consumer_of_a_query_with_a_long_interval_hears_of_its_batch_at_once(
     try:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and query.exception() is None:
-            consumers = store.state().stream("ORDERS").consumers  # type: ignore[union-attr]
+            consumers = store.view().state.stream("ORDERS").consumers  # type: ignore[union-attr]
             if "etl" in consumers and store.stream("ORDERS").consumer("etl").info()["ack_floor"]["stream_seq"] == 100:
                 break
             query.awaitTermination(0.2)

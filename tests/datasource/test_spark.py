@@ -56,9 +56,9 @@ def numbers(spark: "SparkSession", count: int, tasks: int = 2, first: int = 0) -
 
 
 def test_million_messages_of_eight_tasks_come_back_in_order(spark: Any, read: Any, write: Any, store: Store) -> None:
-    before = store.index()
+    before = store.view().index
     write(numbers(spark, 1_000_000, 8), stream="ORDERS")
-    assert store.index() == before + 1
+    assert store.view().index == before + 1
     found = read().selectExpr(
         "count(*)", "min(sequence)", "max(sequence)",
         "count_if(cast(data as string) <> cast(sequence - 1 as string))",

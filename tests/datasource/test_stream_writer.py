@@ -109,10 +109,10 @@ def numbered(first: int, end: int) -> list[str]:
 
 
 def test_each_batch_is_one_append_in_the_order_of_partitions(store: Store, query: Query, orders: Make) -> None:
-    before = store.index()
+    before = store.view().index
     messages = query.stage(0, orders(3), orders(0), orders(4, 3))
     query.commit(0, list(reversed(messages)), orders(0).schema)
-    assert store.index() == before + 1
+    assert store.view().index == before + 1
     assert data(store) == numbered(0, 7)
     query.store(1, orders(2, 7))
     assert data(store) == numbered(0, 9)
@@ -122,15 +122,15 @@ def test_empty_batch_says_whose_it_is_and_is_stored_as_one(store: Store, query: 
     (message,) = query.stage(4, orders(0))
     assert (message.blocks, message.query_id, message.run_id, message.batch_id) == ((), QUERY, "run-1", "4")
     query.commit(4, [message], orders(0).schema)
-    assert store.state().stream("ORDERS").writers[QUERY].last_batch == 4
+    assert store.view().state.stream("ORDERS").writers[QUERY].last_batch == 4
     assert data(store) == []
 
 
 def test_batch_without_any_task_stores_nothing(store: Store, query: Query, orders: Make) -> None:
-    before = store.index()
+    before = store.view().index
     query.commit(0, [], orders(0).schema)
     query.abort(0, [None, None], orders(0).schema)
-    assert store.index() == before
+    assert store.view().index == before
 
 
 def test_replayed_batch_is_skipped_and_logged(
@@ -168,7 +168,7 @@ def test_newer_run_that_finds_its_batch_stored_fences_the_older_one(store: Store
     older.store(0, orders(3))
     newer.store(0, orders(2), orders(1, 2))  # the same messages, in other tasks
     with Store.open(*store.paths) as another_process:
-        assert another_process.state().stream("ORDERS").writers[QUERY].run == "run-2"
+        assert another_process.view().state.stream("ORDERS").writers[QUERY].run == "run-2"
     with pytest.raises(FencedError, match="another driver runs the same query"):
         older.store(1, orders(2, 3))
     older.store(0, orders(3))  # it is there, whoever asks, and moves nobody back
@@ -448,9 +448,9 @@ def test_without_a_writers_name_each_query_is_a_writer(store: Store, query: Quer
 def test_complete_mode_replaces_in_the_same_commit(store: Store, query: Query, orders: Make) -> None:
     complete = replace(query, overwrite=True)
     complete.store(0, orders(3), orders(3, 3))
-    before = store.index()
+    before = store.view().index
     complete.store(1, orders(2, 10))
-    assert store.index() == before + 1
+    assert store.view().index == before + 1
     assert data(store) == numbered(10, 12)
     complete.store(1, orders(2, 10))
     assert data(store) == numbered(10, 12)

@@ -134,7 +134,7 @@ def test_each_message_is_stored_once_through_restarts_and_lost_commits(pipeline:
     assert {partition for partition, _ in batches[0]} == {0, 1}, "the files were not read by two tasks"
     for batch in batches:
         assert batch == sorted(batch), "rows have not kept the order of their partition"
-    (writer,) = pipeline.store.state().stream("ORDERS").writers
+    (writer,) = pipeline.store.view().state.stream("ORDERS").writers
     assert writer == str(query.id)
 
 
@@ -295,7 +295,7 @@ def test_msg_ids_are_stored_once_across_batches_and_writers(pipeline: Pipeline) 
         pipeline.store.paths[0]
     )
     assert pipeline.numbers() == list(range(18))
-    stream = pipeline.store.state().stream("ORDERS")
+    stream = pipeline.store.view().state.stream("ORDERS")
     (writer,) = stream.writers.values()
     assert [writer.batches[batch].duplicate_count for batch in ("0", "1")] == [0, 5]
     assert stream.next_sequence == 1 + 10 + 10 + 6

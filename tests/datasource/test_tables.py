@@ -140,10 +140,10 @@ def test_looking_at_consumers_moves_none_and_shows_who_waits_for_a_decision(
     consumer = stream.add_consumer({"name": "billing"})
     stream.add_consumer({"name": "strict", "on_data_loss": "fail"})
     stream.purge(end=3)
-    index = store.index()
+    index = store.view().index
     goes_on, waits = driver.read(CONSUMERS, table="consumers", stream="ORDERS").to_pylist()
     assert goes_on["problem"] is None and "1 to 2" in waits["problem"]
-    assert (store.index(), [one["kind"] for one in consumer.info()["events"]]) == (index, ["consumer_skipped"])
+    assert (store.view().index, [one["kind"] for one in consumer.info()["events"]]) == (index, ["consumer_skipped"])
 
 
 def test_consumers_of_chosen_streams_and_of_a_store_without_any(store: Store, driver: Any) -> None:

@@ -164,7 +164,7 @@ class Copying:
             "a block that waits for its commit": lambda: len(list(Path(self.sink.paths[0]).rglob("*.blk"))),
             "the plan of a batch": lambda: self._names("offsets"),
             "the end of a batch": lambda: self._names("commits"),
-            "an acknowledgement": lambda: self.source.index(),
+            "an acknowledgement": lambda: self.source.view().index,
         }
         moment = self.dice.choice(sorted(moments))
         process = self.start()
@@ -215,7 +215,7 @@ class Copying:
             time.sleep(LOOK_EVERY_S)
 
     def _stored(self) -> int:
-        state = self.sink.state().stream("OUT")
+        state = self.sink.view().state.stream("OUT")
         assert state is not None
         return state.next_sequence - 1
 

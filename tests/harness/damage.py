@@ -94,7 +94,7 @@ def check_healed(machine: Machine, done: int, named: tuple[Path, ...] = ()) -> N
     store = open_by(machine, *named)
     report = store.repair()
     assert report["ok"], report
-    for stream in store.state().streams.values():
+    for stream in store.view().state.streams.values():
         states = replica_states(store, stream)
         assert all(one.current for one in states), states
         assert len({one.digest for one in states}) <= 1, states

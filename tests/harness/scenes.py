@@ -134,7 +134,7 @@ def seen_after(machine: Machine, expected: list[Seen]) -> Seen:
     seen = seen_in_store(store)
     assert seen in expected, {name: str(content) for name, content in seen.items()}
     again = machine.open()
-    assert encode_state(again.state()) == encode_state(store.state()), "opening twice is not the same as once"
+    assert encode_state(again.view().state) == encode_state(store.view().state), "opening twice is not the same as once"
     return seen
 
 

@@ -371,9 +371,9 @@ class StoreMachine(RuleBasedStateMachine):
         """Learn whether an append with a fault in it is there; if it was acked, it is."""
         stream, model = self.stores[process].stream(name), self.model.streams[name]
         self.stores[process].maintain()  # under the lock it is decided
-        if acked or stream.last_sequence != model.next_sequence - 1:
+        if acked or stream.state().next_sequence != model.next_sequence:
             got = model.append(rows, before)
-            assert stream.last_sequence == got.stop - 1, "neither there whole nor not at all"
+            assert stream.state().next_sequence == got.stop, "neither there whole nor not at all"
             self.learn_times(stream, got)
         self.compare(self.stores[process])
 
@@ -386,7 +386,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.step += 1
         StoreMachine.steps_taken += 1
         for store in self.stores:
-            state = store.state()
+            state = store.view().state
             check_state(state)
             found = {one.name: (one.message_count, one.next_sequence) for one in state.streams.values()}
             expected = {name: (len(one.messages), one.next_sequence) for name, one in self.model.streams.items()}

@@ -24,7 +24,7 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "last": lambda store: store.stream("orders").last("orders.eu"),
     "subjects": lambda store: store.stream("orders").subjects(),
     "time": lambda store: store.stream("notes").first_at_time(0),
-    "streams": lambda store: (store.streams(), store.index(), store.stream("orders").gaps()),
+    "streams": lambda store: (store.streams(), store.view().index, store.stream("orders").gaps()),
     "read skipping": lambda store: store.stream("notes").read(on_data_loss="fail").read_all().num_rows,
 }
 

@@ -111,7 +111,7 @@ def test_fault_07_volumes_that_changed_their_places_are_known_by_identity() -> N
 
 def drop_first_blocks(machine: Machine, volume: int) -> int:
     """Take the older half of each stream's blocks from one volume, leaving its metadata as it is; return how many."""
-    state, gone = machine.open().state(), 0
+    state, gone = machine.open().view().state, 0
     for stream in state.streams.values():
         rows = stream.blocks.rows
         for row in rows[: max(1, len(rows) // 2)] if len(rows) else []:

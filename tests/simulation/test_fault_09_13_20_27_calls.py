@@ -136,7 +136,7 @@ def lived_with_jump(machine: Machine, at: int, seconds: int) -> None:
         if number in (3, 13) and abs(seconds) > 3_600:
             continue  # the same msg_id again, after its window; an abort, which a later time may have done already
         step.act(stores[number % 2])
-        for stream in stores[number % 2].state().streams.values():
+        for stream in stores[number % 2].view().state.streams.values():
             assert stream.next_sequence >= numbers.get(stream.incarnation, 1), "the last sequence fell"
             numbers[stream.incarnation] = stream.next_sequence
     machine.disk.lose_power(NOTHING_KEPT)

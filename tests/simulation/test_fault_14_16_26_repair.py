@@ -91,7 +91,7 @@ def check_not_counted(machine: Machine, shown: object) -> None:
     assert seen_in_store(store) == shown
     others = without(machine, machine.paths[1])
     assert seen_in_store(others.open(paths=[machine.paths[0], machine.paths[2]])) == shown
-    states = [replica_states(store, stream) for stream in store.state().streams.values()]
+    states = [replica_states(store, stream) for stream in store.view().state.streams.values()]
     if all(one.current for replicas in states for one in replicas):
         machine = machine.copy()
         machine.disk.lose_power(NOTHING_KEPT)
@@ -101,7 +101,7 @@ def check_not_counted(machine: Machine, shown: object) -> None:
 
 def check_equal(machine: Machine, shown: object) -> None:
     store = machine.open()
-    for stream in store.state().streams.values():
+    for stream in store.view().state.streams.values():
         states = replica_states(store, stream)
         assert all(one.current for one in states), states
         assert len({one.digest for one in states}) <= 1
@@ -186,12 +186,12 @@ def check_changed(machine: Machine, change: Change, after: tuple[int, ...], show
     except StorageError:  # it is under way: whoever repairs goes on with it
         store.repair()
     except ValueError:
-        assert store.state().volume_change is None  # it was done already
+        assert store.view().state.volume_change is None  # it was done already
     store = machine.open()
     store.repair()
     places = {one.path for one in store.volumes()}
     assert places == {VOLUMES[at] for at in after}, places
-    assert store.state().volume_change is None
+    assert store.view().state.volume_change is None
     everything = seen_in_store(store)
     assert len(everything["orders"].messages) == len(shown["orders"].messages) + 1  # type: ignore[index]
     machine.disk.lose_power(NOTHING_KEPT)

@@ -286,7 +286,7 @@ class _Work:
         if made.written:
             self._blocks.delete(block.written_as, block.block_id)
         where = f"stream {block.stream!r}: sequences {block.first} to {block.end - 1}"
-        stream = self._store.state().by_incarnation(block.incarnation)
+        stream = self._store.view().state.by_incarnation(block.incarnation)
         if stream is None or block.block_id not in {bytes(row) for row in stream.blocks.rows["block_id"]}:
             raise StalePlanError(
                 f"{where} were removed or merged while the backup was made, and their block is not kept any more; "

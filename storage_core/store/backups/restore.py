@@ -92,7 +92,7 @@ def restore_store(
 
 
 def _report(backup: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
-    state = store.state()
+    state = store.view().state
     streams = []
     for described in describe(backup)["streams"]:
         now = state.stream(described["name"])

@@ -80,7 +80,7 @@ def restore_streams(
         backup, sorted(stream.name for stream in backup.state.streams.values()) if streams is None else streams
     )
     names = _names(chosen, as_names or {})
-    _check_free(store.state(), names)
+    _check_free(store.view().state, names)
     counter = ProgressCounter(progress, 2 * sum(len(stream.blocks) for stream in chosen))
     check_files(backup, chosen, counter, env)
     with translated(store.label):
@@ -186,7 +186,7 @@ def _command(backup: Backup, made: Sequence[StreamState]) -> RestoreStreams:
 
 
 def _report(store: OpenStore, backup: Backup, chosen: Sequence[StreamState], names: Sequence[str]) -> dict[str, Any]:
-    state = store.state()
+    state = store.view().state
     streams = []
     for before, name in zip(chosen, names, strict=True):
         stream = state.stream(name)

@@ -381,7 +381,7 @@ class Consumer(ConsumerPosition):
 
     def delete(self) -> None:
         """Delete the consumer. Messages stay, but for those that with retention by interest no other one needs."""
-        self._find(self._store.state())
+        self._find(self._store.view().state)
         with self._store.session(releases_space=True) as session, session.group():
             session.propose(DeleteConsumer(self._incarnation, self.name))
             self._store.release(session, self._incarnation)

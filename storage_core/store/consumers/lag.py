@@ -24,7 +24,7 @@ def consumer_report(
     What is added is `lag`: `messages` (there and not acknowledged), `oldest_seq` and `oldest_ts` (the first of them),
     and `seconds` since then. `state`: where to look for consumers, by default the newest one. Nothing is written.
     """
-    state = state or store.state()
+    state = state or store.view().state
     chosen = describe.by_name(state) if streams is None else [store.stream_state(name, state) for name in streams]
     reports = []
     for stream in chosen:

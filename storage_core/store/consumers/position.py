@@ -61,15 +61,16 @@ class ConsumerPosition:
 
     def state(self) -> ConsumerState:
         """Return the consumer's committed state."""
-        return self._find(self._store.state())[1]
+        return self._find(self._store.view().state)[1]
 
     @property
     def config(self) -> ConsumerConfig:
-        return self.state().config
+        """The configuration, as this `Store` last read it. Looks at no volume."""
+        return self._find(self._store.known.state)[1].config
 
     def look(self) -> None:
         """Reconcile the position with the stream, as every open does; a store that cannot be written is left alone."""
-        stream, consumer = self._find(self._store.state())
+        stream, consumer = self._find(self._store.view().state)
         if decision_of(stream, consumer).is_news and not self._store.read_only:
             try:
                 self._store.together(self._reconcile)
@@ -102,7 +103,7 @@ class ConsumerPosition:
 
     def info(self) -> dict[str, Any]:
         """Return configuration, state and events with the keys of the NATS JetStream API."""
-        return info_of(self._store, *self._find(self._store.state()))
+        return info_of(self._store, *self._find(self._store.view().state))
 
 
 def position_in(store: OpenStore, stream: StreamState, name: str) -> ConsumerPosition:

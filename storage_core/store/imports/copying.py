@@ -59,7 +59,7 @@ class _Copying:
     def __init__(self, source: OpenStore, target: OpenStore, name: str, as_name: str, progress: Progress) -> None:
         self._source, self._target, self._env = source, target, target.environment
         self._progress = progress
-        self._state = source.state()
+        self._state = source.view().state
         stream = self._state.stream(name)
         if stream is None:
             known = sorted(stream.name for stream in self._state.streams.values())
@@ -70,7 +70,7 @@ class _Copying:
         self._digest = blake2b(f"{self._origin}/{as_name}".encode(), digest_size=16).digest()
 
     def run(self) -> dict[str, Any]:
-        existing = self._target.state().stream(self._name)
+        existing = self._target.view().state.stream(self._name)
         if existing is not None:
             return self._already(existing)
         with translated(self._target.label):

@@ -144,7 +144,7 @@ class _Import:
         self._id = b""
 
     def run(self) -> dict[str, Any]:
-        state = self._store.state()
+        state = self._store.view().state
         names = self._names()
         planned = self._plan(names, _replicas(state, self._request.num_replicas))
         wanted, prepared = self._to_do(state, planned), {}
@@ -342,7 +342,7 @@ class _Import:
         """Write what is missing, and bring the streams of one entry."""
         records: dict[bytes, dict[int, PartRecord]] = {}
         left: list[PartTask] = []
-        state = self._store.state()
+        state = self._store.view().state
         for work in works:
             done = self._done_before(work)
             records[work.stream.incarnation] = done

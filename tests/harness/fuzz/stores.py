@@ -311,7 +311,7 @@ def _read_ours(volumes: Callable[[Path], list[Path]]) -> Callable[[Path, random.
             if way == "repair":
                 trying(lambda: reports.extend(map(str, (store.repair()["lost"]))))
                 trying(store.scrub)
-            for step in (store.info, store.cluster_info, store.report, store.events, store.state):
+            for step in (store.info, store.cluster_info, store.report, store.events, store.view):
                 trying(step)
             for name in _streams(store, reports):
                 rows = shown.setdefault(name, {})

@@ -113,4 +113,4 @@ class Beyond:
 
 def lost_in(store: Store) -> dict[str, SequenceSet]:
     """Return which sequences the store itself has declared lost, by stream."""
-    return {one.name: one.lost for one in store.state().streams.values() if one.lost}
+    return {one.name: one.lost for one in store.view().state.streams.values() if one.lost}

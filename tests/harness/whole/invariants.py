@@ -175,7 +175,7 @@ class Invariants:
     def _current_is_true(self, store: Store) -> None:
         """A replica that is called current has every live block, by name and size."""
         files = self._world.machine.disk.process()
-        for stream in store.state().streams.values():
+        for stream in store.view().state.streams.values():
             rows = stream.blocks.rows
             for replica in replica_states(store, stream):
                 for row in rows if replica.current else ():
@@ -244,7 +244,7 @@ class Invariants:
         said = max([decode_envelope(entry.payload).durable.get(volume_id, 0) for entry in log.entries], default=0)
         store = machine.open(read_only=True, paths=world.volumes.ways_in())  # a writable one would repair it
         standing = store.metadata.statuses(0.0).get(volume_id)
-        voter = store.state().voter(volume_id)
+        voter = store.view().state.voter(volume_id)
         is_remade = voter is not None and voter.instance_id != identity.instance_id
         expected = VolumeState.FOREIGN if is_remade else VolumeState.ROLLED_BACK
         if own < said and (standing is None or standing.state != expected):
@@ -283,7 +283,7 @@ class Invariants:
         """Every copy is called current, and holds byte for byte what the others hold."""
         disk = self._world.machine.disk
         roots = {one.volume_id: one.path for one in store.volumes()}
-        for stream in store.state().streams.values():
+        for stream in store.view().state.streams.values():
             states = replica_states(store, stream)
             if any(one.state != "current" or not one.current for one in states):
                 raise Violation(f"repaired, and not all replicas of {stream.name} are current: {states}")

@@ -24,7 +24,7 @@ def block(request: pytest.FixtureRequest, jstream, store) -> Path:
     lines = b"".join(b"line %d\n" % number for number in range(ROWS))
     jstream.done("pub", "s.a", "--stdin", stdin=lines[: lines.index(b"line 3\n")])  # another block, first
     stream = store.stream("S")
-    first = stream.last_sequence + 1
+    first = stream.info()["state"]["last_seq"] + 1
     stream.append(message_batch("s.b", lines.splitlines(), [("k", b"v")]))
     (found,) = store.plan(ReadRequest(("S",), {"S": (first, None)})).slices
     return Path(found.paths[0])

@@ -44,11 +44,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_quick_check_looks_at_file_and_store_and_changes_nothing(jstream, orders: Store, file: Path) -> None:
-    before = orders.index()
+    before = orders.view().index
     outcome = jstream("etl", "check", file, "--quick")
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "source: stream ORDERS, 4 messages\norders: OK\n"
-    assert orders.index() == before and not (file.parent / "checkpoint.etl").exists()
+    assert orders.view().index == before and not (file.parent / "checkpoint.etl").exists()
 
 
 def test_the_store_of_a_pipeline_is_the_files_the_options_or_the_environments(

@@ -82,14 +82,14 @@ def test_an_empty_standard_input_stores_nothing_and_says_so(jstream, stream, wor
     outcome = jstream("pub", "s.a", word)
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "no lines on standard input: nothing was stored\n"
-    assert stream.last_sequence == 0
+    assert stream.info()["state"]["last_seq"] == 0
 
 
 def test_a_missing_body_and_nothing_on_standard_input_is_wrong_usage(jstream, stream) -> None:
     outcome = jstream("pub", "s.a")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("error: no BODY, and nothing on standard input: nothing was stored")
-    assert stream.last_sequence == 0
+    assert stream.info()["state"]["last_seq"] == 0
 
 
 def test_nothing_on_standard_input_is_an_empty_message_where_all_of_it_is_one(jstream, stream) -> None:
@@ -98,13 +98,13 @@ def test_nothing_on_standard_input_is_an_empty_message_where_all_of_it_is_one(js
 
 
 def test_a_hundred_thousand_lines_are_a_handful_of_appends(jstream, store, stream) -> None:
-    before = store.index()
+    before = store.view().index
     outcome = jstream.process("pub", "s.a", "--json", stdin=b"".join(b"%d\n" % number for number in range(100_000)))
     assert outcome.code == 0
     appends = [json.loads(line) for line in outcome.out.splitlines()]
     assert appends[-1]["end"] == 100_001
     assert 10 <= len(appends) <= 20
-    assert store.index() - before <= 2 * len(appends)
+    assert store.view().index - before <= 2 * len(appends)
     assert bodies(stream) == [b"%d" % number for number in range(100_000)]
 
 
@@ -115,7 +115,7 @@ def test_what_was_stored_before_a_bad_line_is_kept_and_counted(jstream, store) -
     assert outcome.out == "SMALL 1 to 10000\n"
     assert "max_msg_size" in outcome.err
     assert "10000 messages stored before" in outcome.err
-    assert stream.last_sequence == 10_000
+    assert stream.info()["state"]["last_seq"] == 10_000
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_subject_that_no_stream_takes_fails(jstream, stream, words: list[str],
     outcome = jstream(*words)
     assert outcome.code == 1
     assert said in outcome.err
-    assert stream.last_sequence == 0
+    assert stream.info()["state"]["last_seq"] == 0
 
 
 def test_a_store_without_streams_says_how_to_make_one(jstream) -> None:
@@ -154,7 +154,7 @@ def test_of_several_streams_with_the_subject_one_must_be_named(jstream, store, s
     assert outcome.code == 2
     assert "--stream with one of S, T" in outcome.err
     assert jstream.done("pub", "s.a", "x", "--stream", "T") == "T 1\n"
-    assert (stream.last_sequence, other.last_sequence) == (0, 1)
+    assert (stream.info()["state"]["last_seq"], other.info()["state"]["last_seq"]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_of_several_streams_with_the_subject_one_must_be_named(jstream, store, s
 def test_options_that_make_no_sense_together_are_wrong_usage(jstream, stream, words: list[str]) -> None:
     outcome = jstream("pub", "s.a", *words)
     assert (outcome.code, outcome.out) == (2, "")
-    assert stream.last_sequence == 0
+    assert stream.info()["state"]["last_seq"] == 0
 
 
 class Flow:

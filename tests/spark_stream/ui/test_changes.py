@@ -26,17 +26,17 @@ def done(browser: Browser, kind: str, fields: dict[str, str]) -> dict[str, Any]:
 
 
 def test_without_the_option_nothing_can_be_changed(store: Store, volumes: list[Path], serve) -> None:
-    browser, index = serve(volumes), store.index()
+    browser, index = serve(volumes), store.view().index
     for kind in KINDS:
         assert browser(f"/change/{kind}?stream=ORDERS&consumer=billing").code == 404
         assert browser.form(f"/change/{kind}", ABOUT).code == 404
     assert browser("/changes").code == 404
     assert "/change" not in browser.page("/volumes") + browser.page("/streams/ORDERS/consumers/billing")
-    assert store.index() == index
+    assert store.view().index == index
 
 
 def test_a_plan_says_what_would_be_done_and_does_nothing(store: Store, volumes: list[Path], serve) -> None:
-    browser, index = serve(volumes, allows_changes=True), store.index()
+    browser, index = serve(volumes, allows_changes=True), store.view().index
     plans = {kind: browser.api(f"/change/{kind}", **ABOUT) for kind in KINDS}
     facts = {kind: dict(plan["facts"]) for kind, plan in plans.items()}
     assert facts["purge"]["messages that go"] == "56"
@@ -49,7 +49,7 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(store: Store, volumes: 
     assert long_ago["continues with"] == 1
     some = dict(browser.api("/change/purge", stream="ORDERS", subject="orders.us", keep=3)["facts"])
     assert some["messages that stay"] == str(56 - int(some["messages that go"]))
-    assert store.index() == index
+    assert store.view().index == index
     assert store.stream("ORDERS").purge("orders.us", keep=3) == int(some["messages that go"])
     for path in ("/change/nothing", "/change/repair?stream=NO", "/change/consumer-reset?stream=ORDERS&consumer=no"):
         assert browser(path).code == 404, path
@@ -91,7 +91,7 @@ def test_what_was_planned_is_done_and_the_event_log_says_who_asked(store: Store,
 def test_a_form_is_refused_that_nobody_meant(store: Store, volumes: list[Path], serve) -> None:
     browser = serve(volumes, allows_changes=True)
     planned = form_on(browser, "purge", stream="ORDERS") | {"typed": "ORDERS"}
-    index = store.index()
+    index = store.view().index
     without_secret = {name: value for name, value in planned.items() if name != "csrf"}
     assert browser.form("/change/purge", without_secret).code == 403
     assert browser.form("/change/purge", planned | {"csrf": "0" * 64}).code == 403
@@ -101,7 +101,7 @@ def test_a_form_is_refused_that_nobody_meant(store: Store, volumes: list[Path], 
     assert browser.form("/change/purge", planned | {"typed": "orders"}).code == 400
     assert browser.form("/change/purge", planned | {"who": "x" * 101}).code == 400
     assert browser("/change/purge?stream=ORDERS&typed=ORDERS").code == 200
-    assert store.index() == index
+    assert store.view().index == index
     store.delete_stream("ORDERS")
     store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]}).publish("orders.eu", b"another stream")
     assert browser.form("/change/purge", planned).code == 410

@@ -58,7 +58,7 @@ def untouched(store: Store) -> None:
     """Check that nothing was made of the error: no damage, no report, no volume retired, no event."""
     assert store.verify()["ok"]
     assert [one["kind"] for one in store.events()] == []
-    assert {one.retired for one in store.state().voters} == {""}
+    assert {one.retired for one in store.view().state.voters} == {""}
     assert not [path for volume in store.volumes() for path in (volume.path / "reports").glob("*")]
 
 

@@ -119,7 +119,7 @@ def test_what_writers_stored_is_remembered(copy: Path) -> None:
         audit.append(one, WriterBatch("etl", "3", "query 2", "run 1"))
     with pytest.raises(RequirementError, match="sealed"):
         audit.append(one)
-    aborted, *_ = [bytes(row["id"]) for row in store.state().transactions.rows if row["outcome"] == ABORTED]
+    aborted, *_ = [bytes(row["id"]) for row in store.view().state.transactions.rows if row["outcome"] == ABORTED]
     with store.metadata.session(1.0) as session, pytest.raises(TransactionAbortedError):
         session.check(Append(aborted, ()))
 
@@ -136,13 +136,13 @@ def test_recent_msg_ids_are_duplicates_still(copy: Path) -> None:
 
 
 def _last_commit_ns(volume: Path) -> int:
-    state = Store.open(volume, read_only=True, env=HERE).state()
+    state = Store.open(volume, read_only=True, env=HERE).view().state
     return int(max(one.blocks.rows["committed_ns"].max() for one in state.streams.values()))
 
 
 @pytest.mark.parametrize("name", ["v1-fresh", "v1-lived"])
 def test_the_journal_knows_every_block(name: str) -> None:
-    state = Store.open(STORES / name, read_only=True, env=HERE).state()
+    state = Store.open(STORES / name, read_only=True, env=HERE).view().state
     journaled = {
         (one.incarnation, bytes(row["block_id"])): (int(row["first"]), int(row["span"]), bytes(row["digest"]))
         for one in PlacementJournal(OS_FILES, STORES / name).read()

@@ -123,7 +123,7 @@ def test_every_file_that_anything_makes_has_the_mode_of_the_store(
 
 def live_everything(store: Store) -> None:
     """Make a file of every kind."""
-    name = f"S{store.index()}"
+    name = f"S{store.view().index}"
     stream = store.add_stream({"name": name})
     consumer = stream.add_consumer({"name": "c"})
     for number in range(20):

@@ -163,7 +163,7 @@ def test_what_is_planted_beside_the_files_is_left_alone(store: Store, tmp_path: 
     opened = Store.open(volume)
     opened.add_stream({"name": "later"}).append([to_table([Row("later", b"x")])])
     opened.maintain()
-    assert len(opened.state().pending_deletes) <= 1  # the directory, which is not empty; nothing else waits for it
+    assert len(opened.view().state.pending_deletes) <= 1  # the directory, which is not empty; nothing else waits for it
 
 
 @pytest.mark.parametrize("place", ["streams/*", "meta"])

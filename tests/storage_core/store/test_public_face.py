@@ -344,7 +344,7 @@ def test_a_closed_store_and_its_handles_refuse_every_call(store: Store, orders: 
     assert public_calls(Consumer) <= OF_CONSUMER.keys()
     reader = orders.read()
     other = Store.open(store.paths)
-    before, unrefused = other.index(), []
+    before, unrefused = other.view().index, []
     store.close()
     store.close()
     for calls, handle in ((OF_STORE, store), (OF_STREAM, orders), (OF_CONSUMER, consumer)):
@@ -356,7 +356,7 @@ def test_a_closed_store_and_its_handles_refuse_every_call(store: Store, orders: 
     assert unrefused == []
     assert repr(store).startswith("closed Store(") and "ORDERS" in repr(orders)
     assert reader.read_all().num_rows == 8, "a reader runs to its end"
-    assert other.index() == before
+    assert other.view().index == before
     assert other.stream("ORDERS").get(1).data == b"1"
 
 

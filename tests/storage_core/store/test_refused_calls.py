@@ -70,7 +70,7 @@ def made(volume_count: int = 1) -> Machine:
 
 def seen(store: Store) -> dict[str, Any]:
     """Return what users see of a store: all but ids, times and events."""
-    shown: dict[str, Any] = {"settings": store.state().settings.to_json()}
+    shown: dict[str, Any] = {"settings": store.view().state.settings.to_json()}
     for name in store.streams():
         stream = store.stream(name)
         messages = stream.read(columns=["sequence", "subject", "data", "headers"]).read_all().to_pylist()
@@ -173,7 +173,7 @@ def is_as_before(write: Callable[[Store], object], trial: Machine, number: int, 
 
     files = FaultyFiles(trial.disk.process(), judge, is_armed=False)
     store = trial.open(files)
-    before = encode_state(store.state()), store.index()
+    before = encode_state(store.view().state), store.view().index
     files.is_armed = is_full = True
     try:
         result = as_values(write(store))
@@ -182,7 +182,7 @@ def is_as_before(write: Callable[[Store], object], trial: Machine, number: int, 
     except StorageError:
         assert failed
         files.is_armed = is_full = False
-        assert (encode_state(trial.open(read_only=True).state()), store.index()) == before, failed[0]
+        assert (encode_state(trial.open(read_only=True).view().state), store.view().index) == before, failed[0]
         result = as_values(write(store))
     assert (result, seen(trial.open())) == expected, failed[:1]
     return bool(failed)
@@ -307,11 +307,11 @@ def test_a_refused_call_leaves_state_log_and_caches_as_they_were(name: str) -> N
     store = machine.open()  # which has not led: a vote would be a change as well
     with store.session():
         pass  # maintenance that was due
-    before = encode_state(store.state()), logs(machine)
+    before = encode_state(store.view().state), logs(machine)
     for _ in range(2):
         with pytest.raises(refusal.error):
             refusal.call(store)
-        assert (encode_state(store.state()), logs(machine)) == before
+        assert (encode_state(store.view().state), logs(machine)) == before
     assert (as_values(refusal.mended(store)), seen(machine.open())) == expected
 
 

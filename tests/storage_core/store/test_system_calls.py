@@ -53,3 +53,20 @@ def test_opening(tmp_path: Path) -> None:
     with counting_calls() as counts:
         Store.open(paths)
     assert counts.total() <= 150, counts
+
+
+def test_properties_look_at_no_volume(tmp_path: Path) -> None:
+    store = made(tmp_path, 3)
+    stream = store.stream("ORDERS")
+    consumer = stream.add_consumer({"name": "etl"})
+    other = Store.open(store.paths).stream("ORDERS")
+    other.append(MESSAGES)
+    with counting_calls() as counts:
+        assert (stream.first_sequence, stream.last_sequence) == (1, 400)
+        assert (stream.config.name, consumer.config.name) == ("ORDERS", "etl")
+    assert counts.total() == 0, counts
+    assert stream.info()["state"]["last_seq"] == stream.last_sequence == 500
+    stream.append(MESSAGES)
+    with counting_calls() as counts:
+        assert stream.last_sequence == 600
+    assert counts.total() == 0, counts

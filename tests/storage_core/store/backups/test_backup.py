@@ -72,21 +72,21 @@ def without_volumes(state: StoreState) -> dict[str, Any]:
 def test_a_restored_store_is_the_store_on_as_many_volumes_as_are_given(of: int, to: int) -> None:
     machine = lived(of)
     before = machine.open()
-    seen, state = seen_in_store(before, with_times=True), before.state()
+    seen, state = seen_in_store(before, with_times=True), before.view().state
     report = backup(before, BACKUP)
-    assert (report["whole_store"], report["index"]) == (True, before.index())
+    assert (report["whole_store"], report["index"]) == (True, before.view().index)
     made = restore_store(BACKUP, list(NEW[:to]), env=machine.environment())
     store = Store(made.metadata, machine.environment(), False, 60)
     assert seen_in_store(store, with_times=True) == seen
-    assert without_volumes(store.state()) == without_volumes(state)
+    assert without_volumes(store.view().state) == without_volumes(state)
     assert store.verify()["ok"]
-    listed = sorted(store.state().streams.values(), key=lambda one: one.name)
+    listed = sorted(store.view().state.streams.values(), key=lambda one: one.name)
     for stream, told in zip(listed, made.report["streams"], strict=True):
         assert len(stream.placement) == stream.config.num_replicas == min(of, to)
         assert (told["num_replicas"], told["num_replicas_before"]) == (min(of, to), of)
         assert set(stream.blocks.rows["holders"].tolist()) <= {(1 << min(of, to)) - 1}
-    assert not {one.volume_id for one in state.voters} & {one.volume_id for one in store.state().voters}
-    assert [one.kind for one in store.state().events[-1:]] == ["restored"]
+    assert not {one.volume_id for one in state.voters} & {one.volume_id for one in store.view().state.voters}
+    assert [one.kind for one in store.view().state.events[-1:]] == ["restored"]
     assert seen_in_store(reopened(machine, to), with_times=True) == seen
     assert reopened(machine, to).stream("orders").append(to_table(LOADED)).start == seen["orders"].last_sequence + 1
 
@@ -118,13 +118,13 @@ def test_positions_behind_the_end_of_an_older_backup_are_of_another_history(save
     store.stream("orders").append(to_table([Row("orders.eu", b"%d" % number) for number in range(9)]))
 
     def history_at(found: Store) -> bytes:
-        histories = found.state().streams["orders"].histories
+        histories = found.view().state.streams["orders"].histories
         return [history for history, first in histories if first <= position][-1]
 
     assert store.stream("orders").last_sequence > position
     assert history_at(store) != history_at(original)
     assert store.stream("orders").incarnation == original.stream("orders").incarnation
-    earlier = [state.streams["orders"].histories[0] for state in (store.state(), original.state())]
+    earlier = [state.streams["orders"].histories[0] for state in (store.view().state, original.view().state)]
     assert earlier[0] == earlier[1]
 
 
@@ -200,12 +200,12 @@ def test_what_was_declared_lost_is_lost_in_the_restored_store_as_well(saved: Mac
     for path in copies_of(store, "orders", 1):
         machine.disk.flip_bit(path, 8 * 300)
     store.repair()
-    lost = store.state().streams["orders"].lost
+    lost = store.view().state.streams["orders"].lost
     assert lost
     seen = seen_in_stream(store.stream("orders"))
     backup(store, "/disk/other")
     again = Store.restore("/disk/other", NEW[0], env=machine.environment())
-    assert again.state().streams["orders"].lost.encode() == lost.encode()
+    assert again.view().state.streams["orders"].lost.encode() == lost.encode()
     assert seen_in_stream(again.stream("orders")) == seen
 
 
@@ -406,7 +406,7 @@ def test_stray_blocks_of_a_volume_are_in_no_backup(saved: Machine) -> None:
     backup(store, "/disk/other")
     again = Store.restore("/disk/other", NEW[0], env=machine.environment())
     directory = block_directory(NEW[0], again.stream("notes").incarnation)
-    assert len(machine.files().list_directory(directory)) == len(again.state().streams["notes"].blocks)
+    assert len(machine.files().list_directory(directory)) == len(again.view().state.streams["notes"].blocks)
     assert replace(again.view(), index=0)
 
 
@@ -462,7 +462,7 @@ def test_what_is_on_the_volumes_of_a_restored_store_is_the_same_byte_for_byte(sa
 def test_a_backup_takes_the_metadata_of_a_store_that_no_entry_would_take(tmp_path: Path) -> None:
     with Store.create(tmp_path / "volume") as store:
         store.add_stream({"name": "S"})
-        state = store.state()
+        state = store.view().state
     count = 640_000
     rows = np.zeros(count, BLOCK_DTYPE)
     rows["block_id"] = np.arange(1, 1 + count).astype("<u8").repeat(2).view("V16")

@@ -69,7 +69,7 @@ def test_a_deleted_stream_comes_back_as_it_was_under_another_incarnation(saved: 
     assert [(one["name"], one["num_replicas"], one["num_replicas_before"]) for one in report["streams"]] == [
         ("notes", count, 3), ("orders", count, 3),
     ]  # fmt: skip
-    assert [(one.kind, one.stream) for one in store.state().events[-2:]] == [
+    assert [(one.kind, one.stream) for one in store.view().state.events[-2:]] == [
         ("restored", "notes"), ("restored", "orders"),
     ]  # fmt: skip
     end = seen["orders"].last_sequence + 1
@@ -123,7 +123,7 @@ def test_history_of_a_restored_stream_is_its_own(saved: Machine) -> None:
 def test_what_cannot_be_restored_is_refused_before_anything_is_made(saved: Machine) -> None:
     machine = saved.copy()
     store = machine.open()
-    before, index = files_below(machine, machine.paths[0]), store.index()
+    before, index = files_below(machine, machine.paths[0]), store.view().index
     refused: list[tuple[list[str] | None, dict[str, str] | None, type[Exception], str]] = [
         (None, None, AlreadyExistsError, "stream 'notes' exists: restore it under another name"),
         (["orders"], {"orders": "Notes"}, AlreadyExistsError, "stream 'notes' exists"),
@@ -135,12 +135,12 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_made(saved: Machi
     for streams, as_names, error, reason in refused:
         with pytest.raises(error, match=reason):
             restore_streams(store, BACKUP, streams, as_names)
-    assert store.index() == index
+    assert store.view().index == index
     assert set(files_below(machine, machine.paths[0])) == set(before)
     machine.disk.flip_bit(BACKUP / "00000001.blk", 8 * 200)
     with pytest.raises(CorruptionError, match=r"00000001\.blk: offset_bytes .*nothing was restored"):
         restore_streams(store, BACKUP, None, {"orders": "copy-1", "notes": "copy-2"})
-    assert store.index() == index
+    assert store.view().index == index
 
 
 def test_a_restore_that_took_longer_than_it_was_prepared_for_is_refused(saved: Machine) -> None:
@@ -149,7 +149,7 @@ def test_a_restore_that_took_longer_than_it_was_prepared_for_is_refused(saved: M
 
     def take_very_long(done: int, total: int) -> None:
         if done == total:
-            machine.clock.sleep((PREPARED_NS + store.state().settings.deleted_block_retention) / SECOND_NS + 1)
+            machine.clock.sleep((PREPARED_NS + store.view().state.settings.deleted_block_retention) / SECOND_NS + 1)
             other.maintain()
 
     with pytest.raises((RequirementError, StorageError)):
@@ -221,7 +221,9 @@ def test_a_restore_that_ends_at_any_call_is_there_whole_or_not_at_all(what: str,
             again.maintain()
             assert again.verify()["ok"]
             kept = {
-                incarnation.hex() for stream in again.state().streams.values() for incarnation in stream.incarnations
+                incarnation.hex()
+                for stream in again.view().state.streams.values()
+                for incarnation in stream.incarnations
             }
             for volume in OTHER[:count]:
                 assert set(one.files().list_directory(volume / "streams")) == kept, "what was left is gone"

@@ -302,9 +302,9 @@ def test_acknowledging_a_hundred_thousand_scattered_messages_is_one_entry() -> N
     stream.append(pa.table({"data": pa.array([b""] * 100_000)}))
     consumer = stream.add_consumer({"name": "reader", "max_ack_pending": 100_000})
     sequences = consumer.fetch(100_000, 0).column("sequence").to_numpy()
-    index = machine.open().index()
+    index = machine.open().view().index
     assert consumer.ack(sequences[::2]) == 50_000
-    assert machine.open().index() == index + 1
+    assert machine.open().view().index == index + 1
     assert consumer.info()["num_ack_pending"] == 50_000
     assert consumer.ack(np.arange(1, 100_001)) == 50_000
     assert consumer.info()["ack_floor"]["stream_seq"] == 100_000

@@ -125,9 +125,9 @@ def test_a_report_says_who_waits_for_a_decision_and_who_goes_on_and_writes_nothi
     stream.add_consumer({"name": "goes-on"})
     stream.add_consumer({"name": "stops", "on_data_loss": "fail"})
     stream.purge(end=3)
-    before = store.index()
+    before = store.view().index
     looked = {consumer["name"]: consumer for consumer in consumer_report(store)}
-    assert store.index() == before
+    assert store.view().index == before
     assert (looked["goes-on"]["problem"], looked["goes-on"]["moves_to"]["next_seq"]) == (None, 3)
     assert "1 to 2" in looked["goes-on"]["moves_to"]["reason"] and looked["goes-on"]["num_skipped"] == 2
     assert "jstream consumer reset orders stops --execute" in looked["stops"]["problem"]

@@ -70,7 +70,7 @@ def never(seconds: float) -> NoReturn:
 
 
 def generation(store: Store) -> int:
-    return store.state().streams["orders"].consumers["etl"].generation
+    return store.view().state.streams["orders"].consumers["etl"].generation
 
 
 def lease_names(s3_root: Path, bucket: str) -> list[str]:
@@ -112,11 +112,13 @@ def test_second_query_is_refused_until_the_first_is_killed(
     at_once = Store.open(buckets, env=replace(reaching(s3_options), sleep=never))
     third = QueryReader(at_once, "etl")
     assert third.begin(STARTS)["orders"].position.next_sequence == 2
-    assert (generation(store), store.state().events[-1].kind) == (1, "consumer_taken_over")
+    assert (generation(store), store.view().state.events[-1].kind) == (1, "consumer_taken_over")
     third.close()
     fourth = QueryReader(at_once, "etl")
     assert fourth.begin(STARTS)["orders"].position.next_sequence == 2
-    assert (generation(store), store.state().events[-1].kind) == (2, "consumer_taken_over"), "what was closed is free"
+    assert (generation(store), store.view().state.events[-1].kind) == (2, "consumer_taken_over"), (
+        "what was closed is free"
+    )
     assert len(lease_names(s3_root, buckets[0])) == 2, "that of the killed query, and the present one"
     store.maintain()
     assert len(lease_names(s3_root, buckets[0])) == 1

@@ -41,7 +41,7 @@ def consumer(machine: Machine, name: str = "etl") -> Consumer:
 
 def state(machine: Machine) -> ConsumerState:
     """Return the consumer as it is: to open it would reconcile it."""
-    return machine.open().state().streams["orders"].consumers["etl"]
+    return machine.open().view().state.streams["orders"].consumers["etl"]
 
 
 def delivered(machine: Machine) -> int:
@@ -164,11 +164,11 @@ def test_all_streams_of_a_query_take_one_round_of_fsyncs(machine: Machine) -> No
     reader = QueryReader(store, "etl")
     at = reader.begin({"orders": Start(2), "notes": Start(1)})
     assert (places(at), len(syncs)) == ({"orders": 2, "notes": 1}, len(machine.paths))
-    index = store.index()
+    index = store.view().index
     ends = {name: onward(store.stream_state(name), one, 4).position for name, one in at.items()}
     for _ in range(2):  # twice is the same as once
         reader.acknowledge(ends)
-        assert (len(syncs), store.index()) == (2 * len(machine.paths), index + 1)
+        assert (len(syncs), store.view().index) == (2 * len(machine.paths), index + 1)
     assert places(QueryReader(machine.open(), "etl", own=False).begin({"orders": Start(1), "notes": Start(1)})) == {
         "orders": 4, "notes": 4,
     }  # fmt: skip
@@ -382,7 +382,7 @@ def test_killed_at_any_call_a_query_has_begun_or_said_it_for_all_its_streams_or_
         tried = machine.copy()
         begin_and_acknowledge(tried, end_at(number)).end()
         tried.disk.lose_power()
-        streams = tried.open().state().streams
+        streams = tried.open().view().state.streams
         found = {one.next_sequence for name in starts for one in streams[name].consumers.values()}
         made = sum(len(streams[name].consumers) for name in starts)
         assert len(found) <= 1 and made in (0, 2), f"call {number}: {found}"
@@ -423,7 +423,7 @@ def test_a_consumer_whose_stream_was_rebuilt_follows_its_query(tmp_path: Path) -
     begun_since = QueryReader(store).at("orders", 1)
     listener = QueryReader(store, "etl", own=False)
     listener.acknowledge({"orders": onward(store.stream_state("orders"), begun_since, 6).position})
-    found = store.state().streams["orders"].consumers["etl"]
+    found = store.view().state.streams["orders"].consumers["etl"]
     assert (found.next_sequence, found.incarnation) == (6, store.stream("orders").incarnation)
     assert [one.kind for one in found.events] == ["consumer_reconciled"]
 

@@ -192,7 +192,7 @@ def test_archive_commands_are_run_by_the_successor_of_a_process_that_was_stopped
     by_successor = {first for parent, first in runs if parent == str(os.getpid())}
     assert len(by_owner) <= 4, "it begins nothing when it goes on"
     assert len(by_successor) >= BLOCK_COUNT - 4 and len(by_owner | by_successor) == BLOCK_COUNT
-    assert len(store.state().archives) == 0
+    assert len(store.view().state.archives) == 0
 
 
 def test_consumer_of_a_query_that_was_stopped_is_its_successors(

@@ -112,7 +112,7 @@ def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path])
                 outcomes.append(type(error))
     assert outcomes[1] == "stored" and outcomes[0] is not NotFoundError
     assert store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist() == [b"good"]
-    assert groups.run(lambda session: session.view.index) == store.index()
+    assert groups.run(lambda session: session.view.index) == store.view().index
 
 
 def test_a_group_that_was_given_up_writes_nothing_not_even_its_vote(paths: list[Path]) -> None:

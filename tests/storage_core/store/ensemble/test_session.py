@@ -141,16 +141,16 @@ def test_a_view_is_not_replaced_by_one_that_was_undecided_long_ago(volume: Path)
     add_uncommitted(make_store(volume))
     store = Store.open(volume, env=Environment(sleep=lambda _: None))  # recovers what it could not decide
     publish(store, b"1")
-    index, log = store.index(), store.volumes()[0].log
+    index, log = store.view().index, store.volumes()[0].log
     newest = log.segment_path(log.segments()[-1])
     newest.rename(volume / "aside")
     newest.mkdir()  # cannot be read just now
     store.lock_timeout_s = 0.0
     with locks.hold(OS_FILES, [volume], 1, 1.0), pytest.raises(StoreBusyError):
-        store.index()
+        store.view()
     newest.rmdir()
     (volume / "aside").rename(newest)
-    assert store.index() == index
+    assert store.view().index == index
     assert contents(store) == [b"0", b"1"]
 
 

@@ -106,7 +106,7 @@ def test_an_import_that_the_store_has_no_room_for_ends_as_soon_as_that_is_known(
     assert (refused.value.limit, refused.value.stream, len(written)) == (limit, "", parts)
     assert store.streams() == ["MINE"]
     if not parts:
-        assert not len(store.state().deletes)  # no directory was prepared
+        assert not len(store.view().state.deletes)  # no directory was prepared
     store.edit(**{limit: -1})
     assert import_streams(store, opened("nats", "consumers"), ImportRequest())["streams"]
 
@@ -127,10 +127,10 @@ def test_a_store_of_a_nats_server_is_imported_as_it_is_read(replicated: Store, c
     check(replicated, source, report)
     damaged = case.startswith("damaged") and not case.endswith("no-index") or "bitflip" in case
     assert report["ok"] is not damaged
-    index = replicated.index()
+    index = replicated.view().index
     again = import_streams(replicated, opened("nats", case), request)
     assert [one["already"] for one in again["streams"]] == [True]
-    assert replicated.index() == index
+    assert replicated.view().index == index
 
 
 @pytest.mark.parametrize("case", STAN)
@@ -433,7 +433,7 @@ def test_an_import_that_ends_at_any_call_is_there_whole_or_not_at_all_and_goes_o
             report = small_import(again)
             assert rows_of(again, name) == expected
             assert report["streams"][0]["messages"] == len(expected)
-            (incarnation,) = (stream.incarnation.hex() for stream in again.state().streams.values())
+            (incarnation,) = (stream.incarnation.hex() for stream in again.view().state.streams.values())
             records = [path for path, _ in one.disk.files(Path("/disk")) if path.suffix == ".part"]
             assert not [path for path in records if path.parent.name == incarnation]
             one.clock.sleep(PREPARED_NS / SECOND_NS + 7200)
@@ -492,7 +492,7 @@ def test_an_import_that_was_given_up_leaves_nothing_after_a_week() -> None:
 def test_what_cannot_be_imported_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     store = Machine(1).create()
     store.add_stream({"name": "cons"})
-    index = store.index()
+    index = store.view().index
     (tmp_path / "empty").mkdir()
     (tmp_path / "one.blk").write_bytes(next(SMALL.rglob("*.blk")).read_bytes())
     with pytest.raises(NotAStoreError, match="is no JetStream store"):
@@ -514,7 +514,7 @@ def test_what_cannot_be_imported_is_refused_before_anything_is_made(tmp_path: Pa
     for source, request, error, reason in refused:
         with pytest.raises(error, match=reason):
             import_streams(store, source, request)
-    assert store.index() == index
+    assert store.view().index == index
 
 
 def test_streams_that_cannot_be_read_are_told_and_the_others_imported(tmp_path: Path) -> None:

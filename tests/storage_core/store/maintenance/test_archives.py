@@ -71,7 +71,7 @@ def test_a_block_is_archived_before_its_files_are_unlinked(tmp_path: Path) -> No
         with kept.open("rb"):
             batch = next(BlockReader.open(OS_FILES.open(kept)).read(FrameRequest(("data",), "", 1)))
         assert batch.column("data").to_pylist() == data
-    assert len(store.state().archives) == 0
+    assert len(store.view().state.archives) == 0
 
 
 BAD = {
@@ -99,7 +99,7 @@ def test_a_command_that_fails_keeps_the_files_and_says_so(
     assert said.startswith("sequences 1 to 2: ") and problem in said and printed in said and "attempt 2 of 2" in said
     store.edit_stream({"name": "S", "archive_command": ["/bin/true"]})
     store.maintain()
-    assert files(tmp_path) == [] and len(store.state().archives) == 0
+    assert files(tmp_path) == [] and len(store.view().state.archives) == 0
 
 
 def test_a_command_is_tried_again(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_merged_blocks_are_not_archived_and_deleted_streams_neither(tmp_path: Pa
     stream.purge()
     store.delete_stream("S")
     store.maintain()
-    assert files(tmp_path) == [] and not log.exists() and len(store.state().archives) == 0
+    assert files(tmp_path) == [] and not log.exists() and len(store.view().state.archives) == 0
 
 
 def test_what_waits_to_be_archived_is_known_after_a_restart_and_from_a_snapshot(tmp_path: Path) -> None:

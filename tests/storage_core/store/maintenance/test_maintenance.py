@@ -82,7 +82,7 @@ def test_a_process_that_begins_reads_no_more_than_what_came_since_the_snapshot(v
     journal = PlacementJournal(OS_FILES, volume)
     beginning = journal.beginning()
     assert beginning is not None
-    assert store.index() - beginning.index <= 2 * 16
+    assert store.view().index - beginning.index <= 2 * 16
     assert sum(len(one.rows) for one in journal.read(beginning.end)) <= 2 * 16
     size = journal.path.stat().st_size
     publish(volume, b"x")

@@ -151,7 +151,7 @@ def test_old_blocks_are_unlinked_when_they_have_been_kept_for_long_enough() -> N
     machine.clock.now += 3_601 * SECOND_NS
     store.maintain()
     assert [len(names) for names in files_of(machine, store)] == [1, 1, 1]
-    assert len(store.state().replaced) == 0
+    assert len(store.view().state.replaced) == 0
 
 
 def test_msg_ids_that_count_keep_their_blocks_apart_until_they_do_not() -> None:
@@ -286,7 +286,7 @@ def test_an_append_never_waits_for_more_than_a_few_mebibytes_to_be_merged_howeve
 def unlink_old_blocks(machine: Machine, store: Store) -> None:
     machine.clock.now += 25 * 3_600 * SECOND_NS
     store.maintain()
-    assert len(store.state().replaced) == 0
+    assert len(store.view().state.replaced) == 0
 
 
 @pytest.mark.parametrize("volume_count", [1, 3])
@@ -308,7 +308,7 @@ def test_a_plan_whose_blocks_are_gone_reads_the_same_from_those_they_were_merged
     assert stale.read_all() == expected
     assert pa.concat_tables([pa.table(unfinished), fresh[1].read_all()]).combine_chunks() == expected.combine_chunks()
     assert told == []
-    assert store.state().events == ()
+    assert store.view().state.events == ()
 
 
 def test_a_plan_is_stale_if_any_of_its_messages_was_removed_since() -> None:
@@ -549,7 +549,7 @@ def test_a_backup_holds_merged_blocks_and_nothing_of_the_old_ones() -> None:
         restored = Store.restore(f"/disk/{name}", f"/disk/restored-{name}", env=machine.environment())
         assert seen_in_store(restored, with_times=True) == expected
         assert len(state_of(restored).blocks) == count
-        assert len(restored.state().replaced) == 0
+        assert len(restored.view().state.replaced) == 0
         assert restored.verify()["ok"]
 
 

@@ -105,7 +105,7 @@ def test_a_disk_that_is_only_older_has_nothing_more(paths: list[Path]) -> None:
     shutil.rmtree(paths[1])
     before.rename(paths[1])
     with Store.open(paths) as store:
-        known = len(store.state().set_aside)
-        assert foreign.messages_of(store.state(), store.volumes()[1]) == []
+        known = len(store.view().state.set_aside)
+        assert foreign.messages_of(store.view().state, store.volumes()[1]) == []
         assert store.repair()["ok"]
-        assert len(store.state().set_aside) == known
+        assert len(store.view().state.set_aside) == known

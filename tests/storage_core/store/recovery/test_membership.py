@@ -39,7 +39,7 @@ def contents(store: Store) -> list[bytes]:
 def check(paths: list[Path], voters: int, replicas: int) -> None:
     """Check that the store has these volumes and no other, all current and equal, and lost nothing."""
     with Store.open(paths) as store:
-        state = store.state()
+        state = store.view().state
         assert state.volume_change is None
         assert [one.learner for one in state.voters] == [False] * voters
         assert {str(one.path) for one in store.volumes()} == {str(one) for one in paths}
@@ -230,7 +230,7 @@ def test_what_is_no_change_of_volumes_is_refused(tmp_path: Path) -> None:
             store.replace_volume("volume-1", a)
         with pytest.raises(ValueError, match="is a volume of the store already"):
             store.replace_volume(names[0], paths[1])
-        assert store.state().volume_change is None
+        assert store.view().state.volume_change is None
         assert not a.exists()
     check(paths, 3, 3)
 
@@ -260,7 +260,7 @@ def test_a_second_change_waits_for_the_first_which_may_be_taken_back(tmp_path: P
     with Store.open(paths, env=replace(REAL, files=files)) as store:
         with pytest.raises(StorageError):
             store.replace_volume(old, new)
-        change = store.state().volume_change
+        change = store.view().state.volume_change
         assert change is not None and change.kind == "replace"
         with pytest.raises(RequirementError, match="under way"):
             store.add_volumes([tmp_path / "a", tmp_path / "b"])
@@ -268,7 +268,7 @@ def test_a_second_change_waits_for_the_first_which_may_be_taken_back(tmp_path: P
         report = store.repair()
         assert not report["ok"] and any("does not go on" in one["reason"] for one in report["damage"])
         store.remove_volumes([change.added[0].hex()])
-        assert store.state().volume_change is None
+        assert store.view().state.volume_change is None
     check(paths, 3, 3)
 
 

@@ -69,7 +69,7 @@ def test_a_copy_of_an_attempt_that_was_stopped_counts_once_it_is_durable(change:
         faulty.end()
         again = Store.open(PATHS, env=environment(disk.process()))
         again.repair()
-        if holder in {one.volume_id.hex() for one in again.state().voters}:
+        if holder in {one.volume_id.hex() for one in again.view().state.voters}:
             change(again, holder)
         disk.lose_power(NOTHING_KEPT)
         paths = [*PATHS, "/disk/new"] if change is replace_the_only_holder else PATHS

@@ -311,9 +311,9 @@ def test_a_volume_that_missed_blocks_without_being_broken_is_written_down(store:
     missed = target.volumes[1].volume_id
     assert all([failure.volume_id for failure in one.failures] == [missed] for one in staged)
     store.commit(transaction, staged)
-    (event,) = [one for one in store.state().events if one.kind == "behind"]
+    (event,) = [one for one in store.view().state.events if one.kind == "behind"]
     assert event.volume == missed.hex() and "No such file" in event.reason
-    assert not any(one.retired for one in store.state().voters)
+    assert not any(one.retired for one in store.view().state.voters)
 
 
 def test_a_volume_that_stays_full_is_written_down_once_until_it_has_caught_up(store: Store) -> None:
@@ -335,9 +335,9 @@ def test_a_disk_that_a_task_found_broken_is_retired_by_the_commit(store: Store) 
     stager = Stager(transaction, transaction.targets["S"], 0, env=replace(REAL, files=FaultyFiles(OS_FILES, judge)))
     stager.write(write_columns(0, ROWS))
     store.commit(transaction, stager.finish())
-    (voter,) = [one for one in store.state().voters if one.retired]
+    (voter,) = [one for one in store.view().state.voters if one.retired]
     assert voter.volume_id == broken.volume_id
-    assert [one.volume for one in store.state().events if one.kind == "retired"] == [broken.name]
+    assert [one.volume for one in store.view().state.events if one.kind == "retired"] == [broken.name]
     store.stream("S").append(write_columns(ROWS, 5))
     assert store.stream("S").read(columns=["sequence"]).read_all().num_rows == ROWS + 5
 

@@ -74,7 +74,7 @@ def test_copies_that_are_equal_are_current_and_have_equal_digests(store: Store, 
     found = copies(store)
     assert [one.path for one in found] == paths
     assert all(one.current and one.state == "current" and one.reason == "" for one in found)
-    assert {(one.applied, one.lag) for one in found} == {(store.index(), 0)}
+    assert {(one.applied, one.lag) for one in found} == {(store.view().index, 0)}
     assert {(one.block_count, one.damaged_blocks, one.missing_blocks) for one in found} == {(BLOCK_COUNT, 0, 0)}
     assert len({one.digest for one in found}) == 1
     assert len({one.size for one in found}) == 1
@@ -250,10 +250,10 @@ def test_a_volume_says_what_happened_to_it(
     assert [one.state for one in found] == [state, "current", "current"]
     assert found[0].reason
     assert found[1].digest == found[2].digest
-    assert found[1].applied == found[2].applied == seen.index()
+    assert found[1].applied == found[2].applied == seen.view().index
     if state in ("missing", "foreign"):
         assert (found[0].block_count, found[0].damaged_blocks) == (0, 0)
-        assert found[0].lag == seen.index()
+        assert found[0].lag == seen.view().index
 
 
 @pytest.mark.parametrize("looks", [1, 1_000_000])
@@ -282,11 +282,11 @@ def test_volumes_that_are_written_while_they_are_looked_at_are_current(
 
 def test_a_volume_that_was_away_is_behind_by_what_it_missed(store: Store, paths: list[Path]) -> None:
     paths[2].rename(paths[2].with_name("away"))
-    before = store.index()
+    before = store.view().index
     put(store.stream("ORDERS"), 20)
     paths[2].with_name("away").rename(paths[2])
     found = copies(store)[2]
-    assert (found.state, found.applied, found.lag) == ("behind", before, store.index() - before)
+    assert (found.state, found.applied, found.lag) == ("behind", before, store.view().index - before)
     assert (found.damaged_blocks, found.missing_blocks, found.block_count) == (0, 2, BLOCK_COUNT)
 
 
@@ -360,7 +360,7 @@ def test_the_cluster_shows_of_each_volume_the_worst_of_its_copies(store: Store, 
     assert [one["state"] for one in info["volumes"]] == ["current", "damaged", "current"]
     assert [one["blocks"] for one in info["volumes"]] == [BLOCK_COUNT + 1, BLOCK_COUNT, BLOCK_COUNT + 1]
     assert info["volumes"][1]["reason"].startswith("stream ORDERS: ")
-    assert (info["voters"], info["quorum"], info["index"], info["change"]) == (3, 2, store.index(), None)
+    assert (info["voters"], info["quorum"], info["index"], info["change"]) == (3, 2, store.view().index, None)
     assert info["leader"] == info["volumes"][0]["name"]
 
 

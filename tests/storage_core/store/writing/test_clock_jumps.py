@@ -32,10 +32,10 @@ def test_a_jump_costs_no_message_no_duplicate_and_no_space(jumps: tuple[int, ...
     machine.clock.now += 200 * SECOND_NS
     assert not work.publish("w", "job", msg_id=f"id {len(jumps) - 1}").duplicate  # the window goes on by the new clock
     work.purge()
-    assert len(store.state().deletes)
+    assert len(store.view().state.deletes)
     machine.clock.now += 2 * HOUR_NS
     machine.open().maintain()
-    assert (aged.state().message_count, len(store.state().deletes)) == (0, 1)  # what has just expired waits
+    assert (aged.state().message_count, len(store.view().state.deletes)) == (0, 1)  # what has just expired waits
 
 
 def test_a_clock_that_was_set_right_again_does_not_end_the_window() -> None:

@@ -35,7 +35,7 @@ def test_publish_is_refused_with_the_actual_value_and_stores_nothing(stream: Str
     assert stream.publish("s.a", "x", expected_last_sequence=0).sequence == 1
     assert stream.publish("s.b", "x", expected_last_subject_sequence=0, msg_id="first").sequence == 2
     assert stream.publish("s.b", "x", expected_last_msg_id="first", expected_last_subject_sequence=2).sequence == 3
-    before = stream._store.index()
+    before = stream._store.view().index
     for expected, condition, actual in (
         ({"expected_last_sequence": 2}, "last_sequence", 3),
         ({"expected_last_subject_sequence": 3}, "last_subject_sequence", 1),
@@ -46,7 +46,7 @@ def test_publish_is_refused_with_the_actual_value_and_stores_nothing(stream: Str
         assert (refused.value.condition, refused.value.expected, refused.value.actual) == (
             condition, next(iter(expected.values())), actual,
         )  # fmt: skip
-    assert (stream._store.index(), stream.last_sequence) == (before, 3)
+    assert (stream._store.view().index, stream.last_sequence) == (before, 3)
     files = [path for volume in stream._store.volumes() for path in volume.path.rglob("*.blk")]
     assert len(files) == 3 * 3, "no block of a refused append is left"
 

@@ -151,9 +151,9 @@ def test_millions_over_a_limit_go_in_one_entry() -> None:
     stream = made(machine, block_max_msgs=10_000)
     stream.append(rows(*map(str, range(30_000))))
     store = machine.open()
-    before = store.index()
+    before = store.view().index
     store.edit_stream({"name": "S", "max_msgs": 5})
-    assert (sequences_of(stream), store.index()) == ([29_996, 29_997, 29_998, 29_999, 30_000], before + 2)
+    assert (sequences_of(stream), store.view().index) == ([29_996, 29_997, 29_998, 29_999, 30_000], before + 2)
 
 
 def test_what_a_lower_limit_would_remove_is_known_before() -> None:

@@ -38,10 +38,10 @@ def test_the_newest_of_each_subject_stay_and_one_entry_does_it() -> None:
     stream = made(machine)
     stream.append(rows("abA"))
     assert (left(stream), stream.state().data_size) == ([2, 3], 5)
-    before = machine.open().index()
+    before = machine.open().view().index
     stream.append(rows("bcBd"))
     assert (left(stream), stream.state().data_size) == ([3, 5, 6, 7], 3 + 2 + 3 + 2)
-    assert machine.open().index() == before + 1
+    assert machine.open().view().index == before + 1
 
 
 def test_consumers_have_missed_what_went() -> None:

@@ -71,7 +71,7 @@ def lived(seed: int, kind: str) -> None:
         what = choose.choice(("put", "fetch", "ack", "ack", "nak"))
         if what == "put":
             new = choose.choices("abc", k=choose.randint(1, 4))
-            first = here.last_sequence + 1
+            first = here.state().next_sequence
             put(here, *new)
             for sequence, subject in enumerate(new, first):
                 subjects[sequence] = subject
@@ -95,7 +95,7 @@ def lived(seed: int, kind: str) -> None:
         assert here.state().data_size == 4 * len(waiting | nobodys)
     stream._store.maintain()
     assert left(stream) == sorted(waiting | nobodys), seed
-    one, two = machine.open().state(), other.open().state()
+    one, two = machine.open().view().state, other.open().view().state
     assert encode_state(one) == encode_state(two), "two processes apply the same entries to another state"
     for name in filters:
         info = stream.consumer(name).info()

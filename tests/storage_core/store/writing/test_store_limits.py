@@ -53,7 +53,7 @@ def test_a_stream_at_its_own_limit_goes_on_within_the_total() -> None:
         a.append(rows(a, 3))
     assert a.state().message_count == 5
     a.append(rows(a, 100))
-    assert (a.state().message_count, store.state().streams.message_count) == (5, 5)
+    assert (a.state().message_count, store.view().state.streams.message_count) == (5, 5)
 
 
 def test_a_limit_below_what_is_there_removes_nothing_and_lets_room_be_made() -> None:
