@@ -79,7 +79,7 @@ class Acknowledger(StreamingQueryListener):
             log.warning("batch %s was not acknowledged when it was finished: %s", event.progress.batchId, error)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """An idle query has been heard before."""
+        """Do nothing: an idle query has finished no batch since its last progress."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """What it finished was acknowledged with its progress."""

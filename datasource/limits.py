@@ -23,7 +23,7 @@ T = TypeVar("T")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 
 
-class Pending(Protocol):
+class UnreadRange(Protocol):
     """What a stream has for the next batch."""
 
     @property
@@ -82,13 +82,13 @@ class Limits:
         )
 
 
-def admit(pending: Mapping[str, Pending], limits: Limits) -> dict[str, int]:
+def admit(unread: Mapping[str, UnreadRange], limits: Limits) -> dict[str, int]:
     """Return for each stream where the batch ends."""
-    ends = {name: waiting.end for name, waiting in pending.items()}
+    ends = {name: waiting.end for name, waiting in unread.items()}
     if limits.message_count is not None:
         _cut(
             ends,
-            pending,
+            unread,
             limits.message_count,
             lambda waiting: waiting.message_count,
             lambda waiting, most: waiting.end_of_messages(most),
@@ -96,7 +96,7 @@ def admit(pending: Mapping[str, Pending], limits: Limits) -> dict[str, int]:
     if limits.byte_size is not None:
         _cut(
             ends,
-            pending,
+            unread,
             limits.byte_size,
             lambda waiting: waiting.byte_count,
             lambda waiting, most: waiting.end_of_bytes(most),
@@ -104,7 +104,7 @@ def admit(pending: Mapping[str, Pending], limits: Limits) -> dict[str, int]:
     if limits.block_count is not None:
         _cut(
             ends,
-            pending,
+            unread,
             limits.block_count,
             lambda waiting: waiting.block_count,
             lambda waiting, most: waiting.end_of_blocks(most),
@@ -114,18 +114,18 @@ def admit(pending: Mapping[str, Pending], limits: Limits) -> dict[str, int]:
 
 def _cut(
     ends: dict[str, int],
-    pending: Mapping[str, Pending],
+    unread: Mapping[str, UnreadRange],
     limit: int,
-    measure: Callable[[Pending], int],
-    end_of: Callable[[Pending, int], int],
+    measure: Callable[[UnreadRange], int],
+    end_of: Callable[[UnreadRange, int], int],
 ) -> None:
     """Bring the ends down to what one limit leaves each stream."""
-    sizes = {name: measure(waiting) for name, waiting in pending.items() if waiting.message_count}
+    sizes = {name: measure(waiting) for name, waiting in unread.items() if waiting.message_count}
     total = sum(sizes.values())
     if total <= limit:
         return
     for name, size in sizes.items():
-        ends[name] = min(ends[name], end_of(pending[name], max(1, limit * size // total)))
+        ends[name] = min(ends[name], end_of(unread[name], max(1, limit * size // total)))
 
 
 class Patience:

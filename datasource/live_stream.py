@@ -77,7 +77,9 @@ class LiveSource:
         self._servers = servers_of(settings)
         self._connection: Connection | None = None
         self._patience = Patience(settings.trigger_delay_max_s, time.monotonic())
-        self._targets: dict[str, Position] | None = None  # AvailableNow: nothing beyond them is read in this run
+        self._available_now_ends: dict[str, Position] | None = (
+            None  # AvailableNow: nothing beyond them is read in this run
+        )
         self._initial: Json | None = None
         self._idle = IdleWait(time.monotonic, time.sleep)
         self._ends: Json = {}  # true ends, as the last call found them
@@ -102,7 +104,7 @@ class LiveSource:
 
     def prepare_available_now(self) -> None:
         infos = self._ask(lambda connection: infos_of(connection, self._settings, must_match=False))
-        self._targets = {name: Position(info.created, info.next_sequence) for name, info in infos.items()}
+        self._available_now_ends = {name: Position(info.created, info.next_sequence) for name, info in infos.items()}
 
     def initial(self) -> Json:
         """Return where a query without a checkpoint begins; the same again however often it is asked."""
@@ -132,7 +134,7 @@ class LiveSource:
         def look() -> Json:
             return self._ask(lambda connection: self._look(connection, start, limit))
 
-        wait_s = self._settings.poll_interval_s if self._targets is None else 0.0
+        wait_s = self._settings.poll_interval_s if self._available_now_ends is None else 0.0
         return self._idle.until_changed(start, look, wait_s, LOOK_EVERY_S)
 
     def first_end(self, limit: ReadLimit) -> Json:
@@ -186,7 +188,7 @@ class LiveSource:
             return {}
         names = [name for name in connection.stream_names() if name not in known]
         picked = pick_streams(names, self._settings.streams, must_exist=False)
-        open_ = [name for name in picked if self._targets is None or name in self._targets]
+        open_ = [name for name in picked if self._available_now_ends is None or name in self._available_now_ends]
         return {name: stream_info(connection, name) for name in open_}
 
     def _compared(
@@ -215,13 +217,13 @@ class LiveSource:
         pending = {}
         for name, position in begins.items():
             end = infos[name].next_sequence
-            if self._targets is not None:
-                target = self._targets.get(name)
+            if self._available_now_ends is not None:
+                target = self._available_now_ends.get(name)
                 end = min(end, target.sequence) if target is not None and target.created == position.created else 0
             if end > position.sequence:
                 pending[name] = _Waiting(infos[name], position.sequence, end)
         limits = self._settings.limits.under(limit)
-        if pending and self._targets is None:
+        if pending and self._available_now_ends is None:
             count = sum(waiting.message_count for waiting in pending.values())
             if not self._patience.is_over(count, limits.message_count_min, time.monotonic()):
                 return {}

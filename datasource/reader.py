@@ -324,7 +324,7 @@ def _places_of_consumer(
                 stream=name,
                 consumer=settings.consumer,
             )
-        if made.is_news:
+        if made.must_be_reported:
             log.warning("consumer %s: %s: %s", settings.consumer, made.action.value, made.reason)
         sequences[name] = made.next_sequence
     return sequences

@@ -46,17 +46,24 @@ from storage_core.paths import is_in_object_store
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import QueryPosition, Start, beginning, onward
 from storage_core.store.ensemble.view import View
-from storage_core.store.reading.pending import Pending
+from storage_core.store.reading.unread import UnreadRange
 from storage_core.store.volume.volumes import Volume
 
 log = logging.getLogger("jstream")
 WAIT_S = 0.1  # how long a query without a trigger interval may wait for news in one call
 LOOK_EVERY_S = 0.025  # while it waits
-CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, ProcessError, StoreBusyError, VolumeFailedError)
+ACKNOWLEDGED_LATER = (
+    DiskFullError,
+    NoQuorumError,
+    OutcomeUnknownError,
+    ProcessError,
+    StoreBusyError,
+    VolumeFailedError,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _AvailableNowEnd:
     """Where a stream ended when the trigger said `AvailableNow`."""
 
     incarnation: bytes
@@ -77,7 +84,9 @@ class StreamSource:
         self._reader = QueryReader(self._store, settings.consumer, settings.consumer_takeover)
         self._policy = FAIL if settings.fail_on_data_loss else CONTINUE
         self._patience = Patience(settings.trigger_delay_max_s, clock())
-        self._targets: dict[str, _Target] | None = None  # AvailableNow: nothing beyond them is read in this run
+        self._available_now_ends: dict[str, _AvailableNowEnd] | None = (
+            None  # AvailableNow: nothing beyond them is read in this run
+        )
         self._starts: dict[str, Start] | None = None
         self._initial: Json | None = None
         self._quiet: tuple[View, Json] | None = None  # nothing is new, and will not be by time alone
@@ -97,7 +106,9 @@ class StreamSource:
         """From now on nothing is read beyond what is there now."""
         state = self._store.view().state
         streams = [self._store.stream_state(name, state) for name in self._picked(state)]
-        self._targets = {stream.name: _Target(stream.incarnation, stream.next_sequence) for stream in streams}
+        self._available_now_ends = {
+            stream.name: _AvailableNowEnd(stream.incarnation, stream.next_sequence) for stream in streams
+        }
 
     def initial(self) -> Json:
         """Return where a query without a checkpoint begins; the same again however often it is asked.
@@ -126,8 +137,9 @@ class StreamSource:
         return self._starts
 
     def first_end(self, limit: ReadLimit) -> Json:
-        """Return where the first batch of a query without a checkpoint ends. It is not known yet whether this is one:
-        no consumer is moved.
+        """Return the end of the first batch of a query without a checkpoint.
+
+        Spark asks before it says whether there is a checkpoint, so no consumer is moved.
         """
         own, self._reader = self._reader, QueryReader(self._store, self._settings.consumer, own=False)
         try:
@@ -171,13 +183,13 @@ class StreamSource:
         """
 
         def look() -> Json:
-            view = self._view_with_news(start)
+            view = self._newer_view(start)
             return self._look(start, limit, view) if view is not None else start
 
         wait_s, look_every_s = (self._settings.poll_interval_s,) * 2 if self._is_remote else (WAIT_S, LOOK_EVERY_S)
-        return self._idle.until_changed(start, look, wait_s if self._targets is None else 0.0, look_every_s)
+        return self._idle.until_changed(start, look, wait_s if self._available_now_ends is None else 0.0, look_every_s)
 
-    def _view_with_news(self, start: Json) -> View | None:
+    def _newer_view(self, start: Json) -> View | None:
         """Return the newest view; None if nothing has changed since there was nothing for a batch from `start`."""
         if self._quiet is None or self._quiet[1] != start:
             self._looked_s = self._clock()
@@ -193,7 +205,7 @@ class StreamSource:
         known = {name: _carried(offset) for name, offset in self._decode(start, view).items()}
         self._remember()
         view, begin = self._reconciled(known, view)
-        view, is_said = self._acknowledge(begin, view) if is_begun else (view, False)
+        view, is_acknowledged = self._acknowledge(begin, view) if is_begun else (view, False)
         joining = self._joining(view, known)
         view, begin = self._reconciled({**begin, **joining}, self._reader.view if joining else view)
         self._seen = view
@@ -203,7 +215,7 @@ class StreamSource:
         }
         if batch != known:
             return stream_offsets.encode(batch)
-        self._quiet = (view, start) if is_said and not has_to_wait else None
+        self._quiet = (view, start) if is_acknowledged and not has_to_wait else None
         return start
 
     def _joining(self, view: View, known: Offsets) -> Offsets:
@@ -214,17 +226,17 @@ class StreamSource:
 
     def _is_open(self, state: StoreState, name: str) -> bool:
         """Return whether this run may read the stream, which was made after it began."""
-        if self._targets is None:
+        if self._available_now_ends is None:
             return True
-        target = self._targets.get(name)
+        target = self._available_now_ends.get(name)
         return target is not None and target.incarnation == self._store.stream_state(name, state).incarnation
 
     def _ends(self, view: View, begin: Offsets, limit: ReadLimit) -> tuple[dict[str, int], bool]:
         """Return where the batch ends in streams that have something new; and whether something new has to wait."""
-        pending, has_to_wait = {}, False
+        unread, has_to_wait = {}, False
         streams = {name: self._store.stream_state(name, view.state) for name in begin}
-        has_news = any(self._end_of(stream) > begin[name].sequence for name, stream in streams.items())
-        volumes = self._store.volumes_for_reading() if has_news else ()
+        has_new_messages = any(self._end_of(stream) > begin[name].sequence for name, stream in streams.items())
+        volumes = self._store.volumes_for_reading() if has_new_messages else ()
         for name, offset in begin.items():
             stream = streams[name]
             end = self._end_of(stream)
@@ -234,13 +246,13 @@ class StreamSource:
             until = self._readable(name, offset.sequence, end, view, volumes)
             has_to_wait |= until < end
             if until > offset.sequence:
-                pending[name] = Pending(stream, offset.sequence, until)
+                unread[name] = UnreadRange(stream, offset.sequence, until)
         limits = self._settings.limits.under(limit)
-        if pending and self._targets is None:
-            count = sum(waiting.message_count for waiting in pending.values())
+        if unread and self._available_now_ends is None:
+            count = sum(part.message_count for part in unread.values())
             if not self._patience.is_over(count, limits.message_count_min, self._clock()):
                 return {}, True
-        return admit(pending, limits), has_to_wait
+        return admit(unread, limits), has_to_wait
 
     def _readable(self, name: str, first: int, end: int, view: View, volumes: Sequence[Volume]) -> int:
         """Return up to where the stream can be read now: a volume that is away is waited for, and nothing is skipped.
@@ -254,7 +266,7 @@ class StreamSource:
         if not reason:
             self._unreadable.pop(name, None)
             return end
-        if until <= first and (self._policy == FAIL or self._targets is not None):
+        if until <= first and (self._policy == FAIL or self._available_now_ends is not None):
             raise UnavailableError(reason, stream=name, first=first, end=end)
         if self._unreadable.get(name) != until:
             self._unreadable[name] = until
@@ -262,9 +274,9 @@ class StreamSource:
         return until
 
     def _end_of(self, stream: StreamState) -> int:
-        if self._targets is None:
+        if self._available_now_ends is None:
             return stream.next_sequence
-        target = self._targets.get(stream.name)
+        target = self._available_now_ends.get(stream.name)
         return target.end if target is not None and target.incarnation == stream.incarnation else 0
 
     def _ended(self, view: View, name: str, begin: StreamOffset, end: int) -> StreamOffset:
@@ -272,7 +284,7 @@ class StreamSource:
         if end == begin.sequence:
             return begin
         stream = self._store.stream_state(name, view.state)
-        count = Pending(stream, begin.sequence, end).message_count
+        count = UnreadRange(stream, begin.sequence, end).message_count
         offset = self._offset(onward(stream, begin.at, end), begin.begin)
         return replace(offset, filters=self._reader.filters(name, view), count=count)
 
@@ -376,7 +388,7 @@ class StreamSource:
         if until.count is None:
             return
         stream = self._store.stream_state(name, view.state)
-        left = Pending(stream, first, until.sequence).message_count + stream.lost.count_in(first, until.sequence)
+        left = UnreadRange(stream, first, until.sequence).message_count + stream.lost.count_in(first, until.sequence)
         if left < until.count:
             self._reader.batch_shortened(name, (first, until.sequence), until.count - left, until.count, view)
 
@@ -388,10 +400,10 @@ class StreamSource:
         self._seen, _ = self._acknowledge(self._decode(end, view), view)
 
     def _acknowledge(self, ends: Offsets, view: View) -> tuple[View, bool]:
-        """Acknowledge to the consumers what is finished; return the next view, and whether that was stored.
+        """Advance the consumers to the end of the finished batches; return the next view, and whether that was stored.
 
-        Reading goes on where nothing can be written for a while. To say it again is safe: a consumer never moves back.
-        Raises OtherHostError: this host will never be able to, or the query goes on elsewhere.
+        A store that cannot be written for a while is logged, and the query continues to read. A repeated call has no
+        effect: a consumer never moves back. Raises OtherHostError if another host writes the store.
         """
         if self._settings.consumer is None:
             return view, True
@@ -399,7 +411,7 @@ class StreamSource:
             self._reader.acknowledge({name: offset.at.position for name, offset in ends.items()}, view)
         except OtherHostError:
             raise
-        except CANNOT_SAY as error:
+        except ACKNOWLEDGED_LATER as error:
             raise_if_limit(error)
             log.warning("consumer %s acknowledges later what was finished: %s", self._settings.consumer, error)
             return view, False
@@ -416,9 +428,9 @@ class StreamSource:
 
 
 def _carried(offset: StreamOffset) -> StreamOffset:
-    """Return the end of a batch as the start of the next one, which does not begin where that batch did.
+    """Return the end of a batch as the start of the next one, without `count` and `begin`.
 
-    Where nothing was read the two are the same place, and it is kept: a replay asks where a query begins anew.
+    The end of an empty batch keeps `begin`: a replay needs to know where the query began.
     """
     return replace(offset, begin=offset.begin if offset.begin == offset.sequence else None, count=None)
 

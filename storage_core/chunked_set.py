@@ -115,7 +115,7 @@ class ChunkedSet:
         """Return those of the sequences that are in the set."""
         return sequences.intersection(_joined(list(self._touched(sequences))))
 
-    def left_of(self, sequences: SequenceSet) -> SequenceSet:
+    def absent_among(self, sequences: SequenceSet) -> SequenceSet:
         """Return those of the sequences that are not in the set."""
         return sequences.difference(self.within(sequences))
 

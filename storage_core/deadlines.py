@@ -6,8 +6,8 @@ time:
 
     in time          the caller gets what the call returns or raises
     too late         OSError(ETIMEDOUT), which is treated like any other failed disk; the thread stays with its call
-    slower           in an object store, a call of a round that most of the volumes have done (`VolumeCall.is_shared`):
-                     given up sooner, in the same way
+    slower           in an object store, a call of a round that a majority of the volumes has finished
+                     (`VolumeCall.majority_suffices`): given up sooner, in the same way
     meanwhile        while a call of a volume is overdue, all others on that volume fail at once: no more threads get
                      stuck, of which a volume has a bounded number
     when it returns  the volume is used again as the rules of the store allow; what a late call opened is closed
@@ -503,12 +503,12 @@ class VolumeCall(Generic[T]):
     `Environment.parallel` begins all of them before it waits for any.
     """
 
-    __slots__ = ("_call", "_files", "_path", "is_shared")
+    __slots__ = ("_call", "_files", "_path", "majority_suffices")
 
-    def __init__(self, files: Files, path: Path, call: Callable[[], T], is_shared: bool = False) -> None:
-        """`is_shared`: a majority of the volumes is enough for the round, so it waits for no slow one."""
+    def __init__(self, files: Files, path: Path, call: Callable[[], T], majority_suffices: bool = False) -> None:
+        """`majority_suffices`: a majority of the volumes is enough for the round, so it waits for no slow one."""
         self._files, self._path, self._call = files, path, call
-        self.is_shared = is_shared and is_in_object_store(path)
+        self.majority_suffices = majority_suffices and is_in_object_store(path)
 
     def __call__(self) -> T:
         return together(self._files, self._path, self._call)

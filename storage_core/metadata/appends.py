@@ -119,7 +119,7 @@ def _without_superseded(
 ) -> tuple[StoreState, StreamState]:
     """Return both without what the limits of subjects take; consumers that had not acknowledged it have missed it."""
     superseded = SequenceSet.decode(part.superseded).clip(stream.low_watermark, stream.next_sequence)
-    newly_removed = stream.removed.left_of(superseded)
+    newly_removed = stream.removed.absent_among(superseded)
     _, why = REASONS["limits"]
     stream, events = taken_away(stream, newly_removed, time_ns, why)
     stream = replace(stream, removed=stream.removed.union(newly_removed))

@@ -197,7 +197,7 @@ def check_rows(
     heads, tails = np.concatenate((first, [end])), np.concatenate(([low_watermark], ends))
     between = heads > tails
     if between.any():
-        uncovered = removed.left_of(SequenceSet(tails[between], heads[between]))
+        uncovered = removed.absent_among(SequenceSet(tails[between], heads[between]))
         if uncovered:
             refuse("blocks", f"one with sequence {int(uncovered.starts[0])}, which is shown", "none")
     missing = span - row_count

@@ -112,7 +112,9 @@ class PendingMessages:
         return rows[rows["deadline_ns"] <= now_ns]
 
     def put(self, sequences: SequenceSet, rows: np.ndarray) -> "PendingMessages":
-        """Return what waits when of these sequences exactly the rows do, which are disjoint and within them."""
+        """Return a copy in which `rows` replace all that is pending among `sequences`; the rows are disjoint and within
+        them.
+        """
         if not sequences:
             return self
         if not self._chunks:

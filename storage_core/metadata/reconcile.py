@@ -74,7 +74,7 @@ class Decision:
     reason: str = ""  # for people: what happened, and which sequences are gone; empty: there is nothing to tell
 
     @property
-    def is_news(self) -> bool:
+    def must_be_reported(self) -> bool:
         """Return whether this has to be written down and reported."""
         return bool(self.reason)
 

@@ -52,7 +52,7 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
         refuse(errors.RequirementError, f"stream {stream.name!r} {why}: nothing may be removed from it")
     chosen = SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
     low_watermark = min(max(command.low_watermark, stream.low_watermark), stream.next_sequence)
-    newly_removed = stream.removed.left_of(chosen).union(stream.shown(stream.low_watermark, low_watermark))
+    newly_removed = stream.removed.absent_among(chosen).union(stream.shown(stream.low_watermark, low_watermark))
     events: tuple[Event, ...] = ()
     first = stream.first_sequence
     if command.reason == RETENTION:
@@ -202,7 +202,7 @@ def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
 
 def declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    newly_lost = stream.removed.left_of(
+    newly_lost = stream.removed.absent_among(
         SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
     )
     if not newly_lost:

@@ -50,7 +50,7 @@ def with_done(stream: StreamState, consumer: ConsumerState, sequences: SequenceS
     """Return the consumer after it is done with these messages, as far as they are still there."""
     if stream.config.retention == LIMITS or not sequences:
         return consumer
-    present = stream.removed.left_of(sequences.clip(stream.low_watermark, stream.next_sequence))
+    present = stream.removed.absent_among(sequences.clip(stream.low_watermark, stream.next_sequence))
     return replace(consumer, done=consumer.done.union(present))
 
 

@@ -33,7 +33,7 @@ def one_after_another(calls: Sequence[Callable[[], T]]) -> "list[T | BaseExcepti
 def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
     """The same, all at once: as long as the slowest takes. None runs on when this is left, interrupted or not.
 
-    Where a majority of volumes in object stores is enough (`VolumeCall.is_shared`), the slow ones are left out.
+    Where a majority of volumes in object stores is enough (`VolumeCall.majority_suffices`), the slow ones are left out.
     """
     if len(calls) < 2:
         return one_after_another(calls)
@@ -61,7 +61,7 @@ def _in_threads_of_volumes(calls: "Sequence[VolumeCall[T]]") -> "list[T | BaseEx
     try:
         for call in calls:
             waiting.append(outcome(partial(call.begin, heard)))
-        if all(call.is_shared for call in calls):
+        if all(call.majority_suffices for call in calls):
             _wait_for_majority([call.volume for call in calls], waiting, heard)
     except BaseException as error:  # Ctrl-C: what has begun is waited for, and then it counts
         interruption = error

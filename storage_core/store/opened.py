@@ -230,7 +230,7 @@ class OpenStore:
         known = self.metadata.known_volumes
         if view is not None and all(volume.identity is not None for volume in known):
             try:
-                return replace(self._transaction(view.state, known, names), is_local=True)
+                return replace(self._transaction(view.state, known, names), is_from_cache=True)
             except (NotFoundError, NoQuorumError, ProcessError):
                 pass  # a look finds out whether that is so
         return self._transaction(self.view().state, self.volumes(), names)
@@ -281,9 +281,10 @@ class OpenStore:
         writer: "WriterBatch | None" = None,
         expected: "Sequence[Condition]" = (),
     ) -> "CommitResult":
-        """Let `write` give messages to the transaction's stagers, and commit them; an error of either takes them back.
+        """Run `write`, which feeds the transaction's stagers, then commit their blocks; if either fails, delete the
+        blocks.
 
-        What cannot be asked after a failed commit is left where it is.
+        If the outcome of the commit cannot be determined, the blocks stay for the sweep of orphans.
         """
         from storage_core.store.writing.transactions import OutdatedTransaction
 
@@ -342,7 +343,9 @@ class OpenStore:
     def session(
         self, view: View | None = None, *, releases_space: bool = False, optimistic: bool = False
     ) -> Iterator[Session]:
-        """Hold the store, and do the bounded maintenance after what was done with it. As `Metadata.session`."""
+        """Open a session as `MetadataClient.session` does; before it releases its locks, do one bounded round of
+        maintenance.
+        """
         with self.metadata.session(
             self.lock_timeout_s, releases_space=releases_space, optimistic=optimistic, view=view
         ) as session:

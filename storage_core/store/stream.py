@@ -39,7 +39,7 @@ Headers = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]  # pairs
 
 
 class Published(NamedTuple):
-    """Where a message is: of a duplicate, where the first one with its msg_id is."""
+    """Result of a publish: the sequence of the message; of a duplicate, that of the first message with its msg_id."""
 
     sequence: int
     duplicate: bool

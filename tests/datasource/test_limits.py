@@ -19,10 +19,10 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.reading.pending import Pending
+from storage_core.store.reading.unread import UnreadRange
 
 
-def pending(name: str, spans: list[int], first: int = 1, size: int = 10, removed: range = range(0)) -> Pending:
+def unread(name: str, spans: list[int], first: int = 1, size: int = 10, removed: range = range(0)) -> UnreadRange:
     """Return all messages from `first` on of a stream with blocks of so many messages, `size` bytes each."""
     rows = np.zeros(len(spans), BLOCK_DTYPE)
     ends = 1 + np.cumsum(spans)
@@ -31,10 +31,10 @@ def pending(name: str, spans: list[int], first: int = 1, size: int = 10, removed
     gone = SequenceSet.from_sequences(list(removed))
     config = StreamConfig(name=name, subjects=(f"{name}.>",))
     state = StreamState(config, bytes(16), 0, (bytes(16),), 1, int(ends[-1]), Table.of(rows), ChunkedSet.of(gone))
-    return Pending(state, first, int(ends[-1]))
+    return UnreadRange(state, first, int(ends[-1]))
 
 
-def through(waiting: dict[str, Pending], limits: Limits) -> dict[str, int]:
+def through(waiting: dict[str, UnreadRange], limits: Limits) -> dict[str, int]:
     """Return how many sequences of each stream a batch takes."""
     return {name: end - waiting[name].first for name, end in admit(waiting, limits).items()}
 
@@ -55,30 +55,30 @@ def through(waiting: dict[str, Pending], limits: Limits) -> dict[str, int]:
     ],
 )
 def test_smallest_limit_wins_and_cuts_within_blocks(limits: Limits, count: int) -> None:
-    waiting = {"A": pending("A", [100, 100, 100], first=51)}
+    waiting = {"A": unread("A", [100, 100, 100], first=51)}
     assert through(waiting, limits) == {"A": count}
 
 
 def test_limit_is_shared_in_proportion_to_what_waits() -> None:
-    waiting = {"A": pending("A", [300]), "B": pending("B", [100]), "C": pending("C", [600])}
+    waiting = {"A": unread("A", [300]), "B": unread("B", [100]), "C": unread("C", [600])}
     assert through(waiting, Limits(message_count=100)) == {"A": 30, "B": 10, "C": 60}
     assert through(waiting, Limits(byte_size=1_000)) == {"A": 30, "B": 10, "C": 60}
 
 
 def test_bytes_are_shared_by_bytes_and_blocks_by_blocks() -> None:
-    waiting = {"A": pending("A", [10] * 9), "B": pending("B", [10] * 3, size=90)}
+    waiting = {"A": unread("A", [10] * 9), "B": unread("B", [10] * 3, size=90)}
     assert through(waiting, Limits(byte_size=900)) == {"A": 22, "B": 7}
     assert through(waiting, Limits(block_count=4)) == {"A": 30, "B": 10}
 
 
 def test_each_stream_with_something_hands_on_one_message_at_least() -> None:
-    waiting = {"A": pending("A", [100_000]), "B": pending("B", [1]), "C": pending("C", [2])}
+    waiting = {"A": unread("A", [100_000]), "B": unread("B", [1]), "C": unread("C", [2])}
     assert through(waiting, Limits(message_count=2)) == {"A": 1, "B": 1, "C": 1}
     assert through(waiting, Limits(byte_size=2)) == {"A": 1, "B": 1, "C": 1}
 
 
 def test_removed_messages_count_for_nothing_and_hold_nothing_up() -> None:
-    waiting = {"A": pending("A", [100], removed=range(1, 91)), "B": pending("B", [100], removed=range(1, 101))}
+    waiting = {"A": unread("A", [100], removed=range(1, 91)), "B": unread("B", [100], removed=range(1, 101))}
     assert through(waiting, Limits(message_count=5)) == {"A": 95, "B": 100}
 
 

@@ -35,7 +35,7 @@ def test_a_chunked_set_says_what_the_set_says(
     assert chunked.clip(first, end) == plain.clip(first, end)
     assert chunked.count_in(first, end) == plain.count_in(first, end)
     assert chunked.within(asked) == plain.intersection(asked)
-    assert chunked.left_of(asked) == asked.difference(plain)
+    assert chunked.absent_among(asked) == asked.difference(plain)
     ends = chunked.run_ends(asked.starts)
     for sequence, run_end in zip(asked.starts.tolist(), ends.tolist(), strict=True):
         assert (sequence in chunked) == (sequence in plain) == (run_end > sequence)

@@ -282,7 +282,7 @@ class StreamRewriter:
 
         def hear(damage: FrameDamage) -> None:
             shown = SequenceSet.from_ranges([(max(damage.first, low_watermark), max(damage.end, low_watermark))])
-            if damage.row_count and removed.left_of(shown):
+            if damage.row_count and removed.absent_among(shown):
                 raise CorruptionError(f"{damage.file} was changed meanwhile: {damage.reason}")
 
         return FrameRequest(columns=_COLUMNS, first_sequence=block.first, on_damage=hear)

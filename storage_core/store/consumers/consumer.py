@@ -35,16 +35,16 @@ from storage_core.store.arguments import Sequences, check_fetch, nanoseconds, se
 from storage_core.store.consumers.fetching import (
     FETCH_SCHEMA,
     FETCH_SIZE_MAX,
+    DeliveredRows,
     Delivery,
     FilterScan,
     RedeliveryScan,
-    Rows,
     command_of,
     due_again,
-    look_again,
-    look_for,
     plan_delivery,
     read_rows,
+    scan_for_matches,
+    scan_redeliveries,
     size_bound,
     unreadable_reason,
     with_counts,
@@ -69,7 +69,7 @@ class _FetchResult:
     stream: StreamState
     consumer: ConsumerState  # after it
     sequences: SequenceSet
-    look_again: bool = False  # it stands elsewhere than was looked for
+    must_retry: bool = False  # it stands elsewhere than was looked for
     failure: str = ""
     capped: str = ""  # what keeps more of them back
     volumes: tuple[Volume, ...] = ()  # as the session found them; none if some are not in order
@@ -83,7 +83,7 @@ class _FetchPlan:
     size_max: int
     wanted: FilterScan | None = None  # with a filter
     probe: RedeliveryScan | None = None  # of what is due again
-    ahead: Rows | None = None  # what is to be handed out, where that is read first
+    ahead: DeliveredRows | None = None  # what is to be handed out, where that is read first
     has_nothing: bool = False  # there is nothing to do
 
     @property
@@ -95,7 +95,7 @@ class _FetchPlan:
         unread = self.ahead.unreadable if self.ahead is not None else SequenceSet.empty()
         return plan_delivery(stream, consumer, now_ns, self.count_max, self.wanted, self.probe, unread)
 
-    def having_read(self, rows: Rows) -> "_FetchPlan":
+    def having_read(self, rows: DeliveredRows) -> "_FetchPlan":
         """Return this with rows that are to be handed out, these and no others."""
         probe = self.probe
         if probe is not None:
@@ -131,19 +131,19 @@ class Consumer(ConsumerPosition):
     # --- messages
 
     def fetch(self, max_messages: int = 1, timeout_s: float = 5.0, max_bytes: int | None = None) -> pa.Table:
-        """Return at most `max_messages`: those that are due again, then new ones, in the order of their sequences.
+        """Return at most `max_messages`: redelivered messages first, then new ones, in the order of their sequences.
 
         The columns are those of a read, and `delivery_count`, 1 the first time. Waits up to `timeout_s` for the first
-        one; then the table is empty. What one look takes, and waiting for the store's lock, come on top of that, and a
-        few looks more where other fetches keep taking what this one looked at.
+        message, then returns an empty table. A call may take longer by the time of one attempt and of waiting for the
+        store's lock, and by a few attempts more if other fetches keep taking the same messages.
 
         `max_bytes` bounds the bytes of subjects, headers and data (default FETCH_SIZE_MAX); one message is returned
         whatever its size. If that or max_ack_pending kept messages back, the table's schema has metadata
         `jstream.capped`, with the name of the bound.
 
-        Messages that cannot be read now, and that nobody has declared lost, are waited for: with on_data_loss
-        "continue" the others are handed out meanwhile; with "fail" DataLossError is raised, as it is for declared
-        losses, or UnavailableError where a volume is away. Raises ProcessError, and nothing is handed out.
+        Messages that cannot be read now, and were not declared lost, are kept back: with on_data_loss "continue" the
+        others are returned meanwhile; with "fail" DataLossError is raised, as it is for declared losses, or
+        UnavailableError where a volume is away. Raises ProcessError, and nothing is delivered.
         """
         check_fetch(max_messages, timeout_s, max_bytes)
         size_max = FETCH_SIZE_MAX if max_bytes is None else max_bytes
@@ -166,12 +166,14 @@ class Consumer(ConsumerPosition):
             slept, pause = slept + pause, pause * 2
 
     def _fetch_now(self, count_max: int, size_max: int, is_first: bool) -> pa.Table | None:
-        """Return what there is now; None if that has to be asked again. `is_first`: this is the first time."""
+        """Make one attempt; return the messages, an empty table if there are none, or None if the caller must try again
+        at once.
+        """
         store, look, view = self._store, _FetchPlan(count_max, size_max), None
-        if not (is_first and self._is_known_to_wait(look)):
+        if not (is_first and self._has_cached_messages(look)):
             view = store.view()
             stream, consumer = self._find(view.state)
-            if not decision_of(stream, consumer).is_news:
+            if not decision_of(stream, consumer).must_be_reported:
                 look = self._look_ahead(view, stream, consumer, look)
                 if look.has_nothing:
                     return FETCH_SCHEMA.empty_table()
@@ -180,7 +182,7 @@ class Consumer(ConsumerPosition):
             raise DataLossError(
                 f"consumer {self.name!r}: {handed.failure}", stream=self.stream_name, consumer=self.name
             )
-        if handed.look_again:
+        if handed.must_retry:
             return None
         if not handed.sequences:
             return FETCH_SCHEMA.empty_table()
@@ -200,10 +202,11 @@ class Consumer(ConsumerPosition):
                 return None
         return with_counts(rows.table, handed.consumer, handed.capped)
 
-    def _is_known_to_wait(self, look: _FetchPlan) -> bool:
-        """Return whether new messages wait as far as this process knows, and nothing is read before the session.
+    def _has_cached_messages(self, look: _FetchPlan) -> bool:
+        """Return whether the cached view has undelivered messages, and a delivery of them needs no read before the
+        session.
 
-        The session then finds out what else has come.
+        The session finds the messages that came since.
         """
         try:
             stream, consumer = self._find(self._store.known.state)
@@ -211,7 +214,7 @@ class Consumer(ConsumerPosition):
             return False
         now_ns = self._store.environment.now_ns()
         is_simple = not consumer.config.filter_subjects and not due_again(stream, consumer, now_ns)
-        if not is_simple or decision_of(stream, consumer).is_news:
+        if not is_simple or decision_of(stream, consumer).must_be_reported:
             return False
         handout = look.plan_delivery(stream, consumer, now_ns)
         return bool(handout.new) and not _reads_ahead(stream, consumer, handout.sequences, look.size_max)
@@ -228,12 +231,14 @@ class Consumer(ConsumerPosition):
             and consumer.next_sequence < stream.next_sequence
             and consumer.paused_until_ns <= now_ns
         ):
-            look = replace(look, wanted=look_for(store, view, stream, consumer, look.count_max))
+            look = replace(look, wanted=scan_for_matches(store, view, stream, consumer, look.count_max))
         due = due_again(stream, consumer, now_ns)
         if due and fails:
             look = replace(look, probe=RedeliveryScan(due))  # they are read before they are handed out
         elif due:
-            probe, self._probed_to = look_again(store, view, stream, consumer, due, look.count_max, self._probed_to)
+            probe, self._probed_to = scan_redeliveries(
+                store, view, stream, consumer, due, look.count_max, self._probed_to
+            )
             look = replace(look, probe=probe)
         handout = look.plan_delivery(stream, consumer, now_ns)
         wanted = look.wanted
@@ -278,8 +283,8 @@ class Consumer(ConsumerPosition):
         wanted = look.wanted
         if consumer.config.filter_subjects and (wanted is None or wanted.start != consumer.next_sequence):
             is_open = consumer.next_sequence < stream.next_sequence
-            if is_open and (made.is_news or wanted is not None):
-                return _FetchResult(stream, consumer, nothing, look_again=True)
+            if is_open and (made.must_be_reported or wanted is not None):
+                return _FetchResult(stream, consumer, nothing, must_retry=True)
             look = replace(look, wanted=FilterScan(consumer.next_sequence, consumer.next_sequence, nothing))
         now_ns = self._store.environment.now_ns()
         handout = look.plan_delivery(stream, consumer, now_ns)
@@ -287,7 +292,7 @@ class Consumer(ConsumerPosition):
             return _FetchResult(stream, consumer, nothing)
         if look.ahead is not None or _reads_ahead(stream, consumer, handout.sequences, look.size_max):
             if look.ahead is None or look.ahead.sequences != handout.sequences:
-                return _FetchResult(stream, consumer, nothing, look_again=True)
+                return _FetchResult(stream, consumer, nothing, must_retry=True)
         session.propose(command_of(stream, consumer, handout, now_ns, look.damage))
         if consumer.config.ack_policy == "none":  # what is handed out is done
             self._store.release(session, self._incarnation, handout.sequences)
@@ -301,30 +306,30 @@ class Consumer(ConsumerPosition):
 
         def job(session: Session) -> None:
             stream, consumer = self._find(session.state)
-            is_news = bool(damage) and not consumer.pending.withheld_count
-            events = (withheld_event(stream.name, consumer.name, sequences, damage),) if is_news else ()
+            must_be_reported = bool(damage) and not consumer.pending.withheld_count
+            events = (withheld_event(stream.name, consumer.name, sequences, damage),) if must_be_reported else ()
             command = Acknowledge(self._incarnation, self.name, WITHHOLD, sequences.encode(), events=events)
             session.propose(command)
 
         self._store.together(job)
 
     def ack(self, sequences: Sequences) -> int:
-        """Say that these messages are done, durably; return how many of them were waited for.
+        """Acknowledge these messages durably; return how many of them were pending. Others have no effect.
 
-        Takes what `fetch` returned, a part of it, or sequences: one, a range, a column, any iterable. With ack_policy
-        "all" everything below the highest one is done as well.
+        Takes a table that `fetch` returned, a part of it, or sequences: a number, a range, a column, any iterable. With
+        ack_policy "all" every pending message below the highest sequence is acknowledged, too.
         """
-        return self._answer(ACK, sequences)
+        return self._settle(ACK, sequences)
 
     def nak(self, sequences: Sequences, delay_s: float = 0) -> int:
         """Ask for these messages again, after `delay_s`; return how many of them were waited for."""
-        return self._answer(NAK, sequences, nanoseconds("delay_s", delay_s))
+        return self._settle(NAK, sequences, nanoseconds("delay_s", delay_s))
 
     def term(self, sequences: Sequences) -> int:
         """Say that these messages are given up and never to be handed out again; return how many were waited for."""
-        return self._answer(TERM, sequences)
+        return self._settle(TERM, sequences)
 
-    def _answer(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
+    def _settle(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
         meant = sequence_set(sequences, self.stream_name)
 
         def job(session: Session) -> int:

@@ -157,21 +157,21 @@ def plan_delivery(
     if wanted is None:
         ahead = stream.shown_head(first, room + 1 + len(unread))
     else:
-        ahead, unread = stream.removed.left_of(wanted.sequences.clip(first, end)), unread.union(wanted.withheld)
+        ahead, unread = stream.removed.absent_among(wanted.sequences.clip(first, end)), unread.union(wanted.withheld)
         end = wanted.end
     ahead = ahead.difference(unread)
     new = ahead.head(room)
     left = ahead.difference(new)
     # Past holes as well: what was never shown is not missed when the head of the stream is removed.
     next_sequence = int(left.starts[0]) if left else end
-    unread = stream.removed.left_of(unread.clip(first, next_sequence))
+    unread = stream.removed.absent_among(unread.clip(first, next_sequence))
     if not new and not unread and (wanted is None or left):
         next_sequence = consumer.next_sequence
     is_capped = bool(left) and room_max < count_max - len(again)
     return Delivery(again, new, next_sequence, dropped, exhausted, unread, is_behind, is_capped)
 
 
-def look_again(
+def scan_redeliveries(
     store: OpenStore,
     view: View,
     stream: StreamState,
@@ -220,7 +220,9 @@ def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
     return SequenceSet.from_ranges([(first, min(stream.low_watermark, end))]).union(stream.removed.clip(first, end))
 
 
-def look_for(store: OpenStore, view: View, stream: StreamState, consumer: ConsumerState, count_max: int) -> FilterScan:
+def scan_for_matches(
+    store: OpenStore, view: View, stream: StreamState, consumer: ConsumerState, count_max: int
+) -> FilterScan:
     """Return the next messages that the consumer's filter takes, at most `count_max`.
 
     If the consumer's policy is to fail, only those before the first that cannot be looked at.
@@ -240,7 +242,7 @@ def look_for(store: OpenStore, view: View, stream: StreamState, consumer: Consum
     if damage and consumer.config.on_data_loss == FAIL:
         end = min(end, max(start, min(loss.first for loss in damage)))
         sequences = sequences[sequences < end]
-    missed = stream.removed.left_of(_missed(damage).clip(max(start, stream.low_watermark), end))
+    missed = stream.removed.absent_among(_missed(damage).clip(max(start, stream.low_watermark), end))
     return FilterScan(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
 
 
@@ -279,7 +281,7 @@ def _read(
 
 
 @dataclass(slots=True)
-class Rows:
+class DeliveredRows:
     """Messages to be handed out, as they were read."""
 
     table: pa.Table  # of READ_SCHEMA
@@ -291,15 +293,17 @@ class Rows:
     def sequences(self) -> SequenceSet:
         return SequenceSet.from_sequences(self.table.column("sequence").to_numpy())
 
-    def followed_by(self, more: "Rows") -> "Rows":
-        """Return what was read behind these, which cannot be read; empty if nothing was left to be read."""
+    def followed_by(self, more: "DeliveredRows") -> "DeliveredRows":
+        """Return the rows of `more`, with the unreadable sequences and the damage of both; empty if nothing was left to
+        read.
+        """
         unreadable = self.unreadable.union(more.unreadable)
-        return Rows(more.table, unreadable, [*self.damage, *more.damage], more.is_cut)
+        return DeliveredRows(more.table, unreadable, [*self.damage, *more.damage], more.is_cut)
 
-    def before(self, end: int) -> "Rows":
+    def before(self, end: int) -> "DeliveredRows":
         """Return those before this sequence, with all that was found of damage."""
         count = int(np.searchsorted(self.table.column("sequence").to_numpy(), end))
-        return Rows(self.table.slice(0, count), NOTHING, self.damage)
+        return DeliveredRows(self.table.slice(0, count), NOTHING, self.damage)
 
 
 def read_rows(
@@ -310,7 +314,7 @@ def read_rows(
     sequences: SequenceSet,
     size_max: int | None = None,
     volumes: Sequence[Volume] = (),
-) -> Rows:
+) -> DeliveredRows:
     """Return these messages, and which of them cannot be read.
 
     `volumes`: as they were found a moment ago.
@@ -330,7 +334,7 @@ def read_rows(
         if is_cut:
             break
     table = pa.Table.from_batches(batches, READ_SCHEMA)
-    rows = Rows(table, NOTHING, damage, is_cut)
+    rows = DeliveredRows(table, NOTHING, damage, is_cut)
     return replace(rows, unreadable=sequences.difference(rows.sequences).intersection(_missed(damage)))
 
 

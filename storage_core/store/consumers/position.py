@@ -71,7 +71,7 @@ class ConsumerPosition:
     def look(self) -> None:
         """Reconcile the position with the stream, as every open does; a store that cannot be written is left alone."""
         stream, consumer = self._find(self._store.view().state)
-        if decision_of(stream, consumer).is_news and not self._store.read_only:
+        if decision_of(stream, consumer).must_be_reported and not self._store.read_only:
             try:
                 self._store.together(self._reconcile)
             except _NOT_WRITABLE as error:  # the next fetch does it, or says why not
@@ -81,7 +81,7 @@ class ConsumerPosition:
         """Write down what the rule decides, and return it; what was reported before is not reported again."""
         stream, consumer = self._find(session.state)
         made = decision_of(stream, consumer)
-        if not made.is_news:
+        if not made.must_be_reported:
             return made
         before = str(consumer.next_sequence - 1)
         if made.action is Action.FAIL:
@@ -163,7 +163,7 @@ def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> d
     rows = consumer.pending.rows
     again = pending_set(rows[rows["deliveries"] > 1]).intersection(shown)
     made = decision_of(stream, consumer)
-    moves = made.is_news and made.action is not Action.FAIL
+    moves = made.must_be_reported and made.action is not Action.FAIL
     now_ns = store.environment.now_ns()
     paused_ns = consumer.by_clock(now_ns).paused_until_ns - now_ns
     info = {

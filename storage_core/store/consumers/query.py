@@ -55,7 +55,7 @@ from storage_core.store.consumers.query_position import (
     QueryPosition,
     Start,
     beginning,
-    is_in_line,
+    is_on_history,
     onward,
     place_of,
     reported_kept,
@@ -122,7 +122,7 @@ class QueryReader:
     def _state(self) -> StoreState:
         return self.view.state
 
-    def _begin_by(self, view: View | None) -> None:
+    def _use_view(self, view: View | None) -> None:
         """Go by this view; without one, look."""
         self.view = view if view is not None else self._store.view()
 
@@ -171,7 +171,7 @@ class QueryReader:
         there, once. One that is not there yet is made. The positions are still to be reconciled. Raises NotFoundError,
         ReadOnlyError, StoreBusyError, FencedError.
         """
-        self._begin_by(view)
+        self._use_view(view)
         if self._consumer is None:
             streams = {name: self._store.stream_state(name, self._state) for name in starts}
             return {name: beginning(stream, starts[name].sequence) for name, stream in streams.items()}
@@ -251,14 +251,14 @@ class QueryReader:
     def reconcile(
         self, at: Mapping[str, QueryPosition], policy: str, remedy: str, view: View | None = None
     ) -> dict[str, QueryPosition]:
-        """Return where a query that stands at these positions goes on; a stream that is gone for good is left out.
+        """Return the positions from which a query at these positions continues; a stream that was deleted is left out.
 
-        Nothing to tell: the same positions. Otherwise it is decided under the store's lock, by `policy`. FAIL raises
-        DataLossError with everything there is to tell and `remedy`; that changes nothing. CONTINUE moves the consumer
-        likewise, and writes and logs what was decided. Called before every plan. Raises FencedError, StoreBusyError.
+        If nothing has changed, they are the same positions. Otherwise the changes are decided under the store's lock,
+        by `policy`: FAIL raises DataLossError with all changes and `remedy`, and moves no consumer; CONTINUE moves the
+        consumers, records the decisions and logs them. Called before every plan. Raises FencedError, StoreBusyError.
         """
         assert policy in POLICIES, policy
-        self._begin_by(view)
+        self._use_view(view)
         while True:  # until nothing is left to write: other processes may have written in between
             index = self.view.index
             self._own_consumers(at)
@@ -282,7 +282,7 @@ class QueryReader:
 
     def _news(self, state: StoreState, at: Mapping[str, QueryPosition], policy: str) -> dict[str, _Verdict]:
         verdicts = {name: self._verdict(state, name, position, policy) for name, position in at.items()}
-        return {name: verdict for name, verdict in verdicts.items() if verdict.made.is_news}
+        return {name: verdict for name, verdict in verdicts.items() if verdict.made.must_be_reported}
 
     def _verdict(self, state: StoreState, name: str, at: QueryPosition, policy: str) -> _Verdict:
         stream = state.stream(name)
@@ -290,7 +290,12 @@ class QueryReader:
             return _Verdict(at, None, decide_without_stream(at.position, name, policy))
         made = decide(at.position, facts_of(stream), at.reported, policy)
         consumer = self._consumer_in(stream)
-        if made.is_news and policy == CONTINUE and consumer is not None and at.position == position_of(consumer):
+        if (
+            made.must_be_reported
+            and policy == CONTINUE
+            and consumer is not None
+            and at.position == position_of(consumer)
+        ):
             waiting = waiting_of(stream, consumer)
             if waiting:  # it stands at the consumer's end, for its history: what waits before comes first
                 made = replace(made, next_sequence=min(made.next_sequence, int(waiting.starts[0])))
@@ -330,7 +335,7 @@ class QueryReader:
         past: a volume is away. Raises ProcessError.
         """
         store = self._store
-        self._begin_by(view)
+        self._use_view(view)
         stream = store.stream_state(name, self._state)
         volumes = volumes if volumes is not None else store.volumes()
         away = first_away(self._state, stream, volumes, first, end, store.environment)
@@ -346,7 +351,7 @@ class QueryReader:
         self, name: str, bounds: tuple[int, int], gone_count: int, count: int, view: View | None = None
     ) -> None:
         """Write down that a batch of `count` messages is read without those that were removed since it was planned."""
-        self._begin_by(view)
+        self._use_view(view)
         stream = self._store.stream_state(name, self._state)
         reason = f"{gone_count} of {count} messages were removed after the batch was planned; it is read without them"
         logger.warning("stream %s, sequences %d to %d: %s", name, bounds[0], bounds[1] - 1, reason)
@@ -422,22 +427,21 @@ class QueryReader:
     # --- what was done
 
     def acknowledge(self, ends: Mapping[str, Position], view: View | None = None) -> None:
-        """Say that everything below these positions is done, durably: the consumers move up, and never back.
+        """Advance each consumer durably to its position, with one entry for all streams; no consumer moves back.
 
-        One entry for all streams; nothing is written for what was said before, or without a consumer. A position that
-        the stream has left behind is skipped: what became of it is for `reconcile`. Raises FencedError, ReadOnlyError,
-        StoreBusyError.
+        Nothing is written if no consumer moves, or without a consumer. A position that is not on its stream's history
+        is skipped: `reconcile` decides about it. Raises FencedError, ReadOnlyError, StoreBusyError.
         """
         if self._consumer is None:
             return
-        self._begin_by(view)
+        self._use_view(view)
         self._own_consumers(ends)
         if not self._advances(self._state, ends):
             return
 
         def job(session: Session) -> None:
             for stream, consumer, _ in self._advances(session.state, ends):
-                if not is_in_line(stream, position_of(consumer)):  # the query's place is good, its consumer's is not
+                if not is_on_history(stream, position_of(consumer)):  # the query's place is good, its consumer's is not
                     made = decision_of(stream, consumer, CONTINUE)
                     reason = f"{made.action.value}: {made.reason}"
                     places = str(consumer.next_sequence - 1), str(made.next_sequence - 1)
@@ -475,10 +479,10 @@ class QueryReader:
             consumer = self._consumer_in(stream) if stream is not None else None
             if stream is None or consumer is None:
                 continue
-            if not is_in_line(stream, end):
+            if not is_on_history(stream, end):
                 logger.info("stream %s: it has left sequence %d, which is acknowledged", name, end.next_sequence)
                 continue
-            is_there = consumer.next_sequence >= end.next_sequence and is_in_line(stream, position_of(consumer))
+            is_there = consumer.next_sequence >= end.next_sequence and is_on_history(stream, position_of(consumer))
             if not is_there or consumer.outstanding().clip(1, end.next_sequence):
                 advances.append((stream, consumer, end.next_sequence))
         return advances
@@ -508,6 +512,6 @@ class QueryReader:
         return consumer.config.filter_subjects if consumer is not None else ()
 
     def _of(self, name: str, view: View | None) -> ConsumerState | None:
-        self._begin_by(view)
+        self._use_view(view)
         stream = self._state.stream(name)
         return self._consumer_in(stream) if stream is not None else None

@@ -57,9 +57,10 @@ def beginning(stream: StreamState, sequence: int) -> QueryPosition:
 
 
 def place_of(stream: StreamState, consumer: ConsumerState) -> Position:
-    """Return the position of the consumer as a query takes it: at the first message that is not acknowledged.
+    """Return where a query of this consumer starts: at the first pending message, or at the consumer's position.
 
-    If the stream has become another one since, that is the consumer's own position, by which it is recognised.
+    If the stream has become another one since, that is the consumer's own position, by which reconciliation recognises
+    the stream.
     """
     waiting = waiting_of(stream, consumer)
     if not waiting or decision_of(stream, consumer, CONTINUE).action is not Action.GO_ON:
@@ -74,7 +75,7 @@ def waiting_of(stream: StreamState, consumer: ConsumerState) -> SequenceSet:
     return consumer.outstanding().intersection(stream.shown())
 
 
-def is_in_line(stream: StreamState, position: Position) -> bool:
+def is_on_history(stream: StreamState, position: Position) -> bool:
     """Return whether everything below the position was read from this stream as it is."""
     case = answers(position, facts_of(stream), stream.lost, CONTINUE)
     return (case["incarnation"], case["history"]) == ("same", "shared") and case["place"] != "ahead"

@@ -37,7 +37,7 @@ class VolumeBranch:
 
 
 @dataclass(slots=True)
-class Comparison:
+class BranchComparison:
     """What becomes of the volumes."""
 
     foreign: dict[bytes, str] = field(default_factory=dict)  # by volume: why
@@ -45,14 +45,14 @@ class Comparison:
     held: tuple[Node, ...] = ()  # what the log to lead with has to hold
 
 
-def compare(branches: Sequence[VolumeBranch], voting: Collection[bytes], needed: int) -> Comparison:
+def compare(branches: Sequence[VolumeBranch], voting: Collection[bytes], needed: int) -> BranchComparison:
     """Return on which branch the store goes on. `needed`: how many of the `voting` volumes are a majority."""
     foreign = _foreign_by_their_word(branches, voting, needed)
     branches = [branch for branch in branches if branch.volume_id not in foreign]
     if _are_on_one_branch(branches):
-        return Comparison(foreign)
+        return BranchComparison(foreign)
     majority, log = _deepest_held([branch for branch in branches if branch.volume_id in voting], needed)
-    result = Comparison(foreign, held=(majority,))
+    result = BranchComparison(foreign, held=(majority,))
     agrees: bool | None
     for branch in branches:
         for mark, leading in branch.marks:

@@ -42,8 +42,8 @@ class CommitUncertain(Exception):
 class CommitReader:
     """Follows the commit records of a store's volumes. Takes no lock; one thread at a time."""
 
-    def __init__(self, env: Environment, volume_set: VolumeSet, memory: ProcessCache, read_only: bool) -> None:
-        self._env, self._volumes, self._cache, self._read_only = env, volume_set, memory, read_only
+    def __init__(self, env: Environment, volume_set: VolumeSet, cache: ProcessCache, read_only: bool) -> None:
+        self._env, self._volumes, self._cache, self._read_only = env, volume_set, cache, read_only
         self.undecided: View | None = None  # what a commit record says while newer entries may count
         self._marks: dict[bytes, CommitMark] = {}  # what each volume said last
         self._asked_last = 0  # of the volumes, by `may_have_advanced`
@@ -164,7 +164,7 @@ class CommitReader:
                 self._env,
                 self._volumes.known,
                 lambda volume: asked.get(volume.volume_id) or self._mark(volume),
-                is_shared=True,
+                majority_suffices=True,
             )
         for volume, mark in zip(self._volumes.known, marks, strict=True):
             if isinstance(mark, (StorageError, OSError)):

@@ -26,10 +26,10 @@ from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import START, CommitRecord, EntryId
 from storage_core.raft.rules import is_quorum, losses_survived, majority, proven_entry, rank
 from storage_core.store.ensemble import branches
-from storage_core.store.ensemble.branches import Comparison, VolumeBranch
+from storage_core.store.ensemble.branches import BranchComparison, VolumeBranch
 from storage_core.store.ensemble.merged_log import LogChain, MergedLog, Node
 from storage_core.store.volume.identity import VolumeIdentity
-from storage_core.store.volume.log_contents import LogContents, Position
+from storage_core.store.volume.log_contents import LogContents, LogPosition
 from storage_core.store.volume.state import VolumeState
 
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
@@ -87,14 +87,14 @@ class VolumeStatus:
     keep_up_to: int = 0  # otherwise: its entries up to here stay, later ones are written anew
     clear_commit_record: bool = False  # its commit record vouches for what is repaired: that goes first
     index: int = 0  # where its own log ends
-    end: Position = Position(0, 0)  # the same as a place in its files
+    end: LogPosition = LogPosition(0, 0)  # the same as a place in its files
 
 
 NOT_A_VOLUME = VolumeStatus(VolumeState.MISSING, "no volume of this store")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LogDecision:
     chosen_log: LogChain
     commit: CommitRecord | None  # the highest that can be read
     term_seen: int  # the highest that anything speaks of
@@ -131,7 +131,7 @@ class _Judged:
     reason: str = ""
 
 
-def decide(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> Decision:
+def decide(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> LogDecision:
     """Return what to do, with the volumes in the order of `voters`.
 
     Raises NoQuorumError if too few volumes may vote, or copies of the store went separate ways and none has a majority,
@@ -149,7 +149,7 @@ def decide(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> Decisio
     return decision
 
 
-def examine(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> Decision:
+def examine(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> LogDecision:
     """Return the same without a judgement on whether it is enough to go on with."""
     voting_ids = ids_of_voters(voters)
     at_hand = {volume.volume_id: volume for volume in volumes}
@@ -185,7 +185,7 @@ def examine(volumes: Sequence[VolumeLogRead], voters: Sequence[Voter]) -> Decisi
         statuses.setdefault(verdict.volume.volume_id, _status(verdict, chosen_log, is_split=bool(comparison.split)))
     term = max((log.term for log in contents.values()), default=0)
     ordered = {voter.volume_id: statuses[voter.volume_id] for voter in voters}
-    return Decision(
+    return LogDecision(
         chosen_log, rules.commit, term, pool.statements, ordered, _above(judged, chosen_log), comparison.split
     )
 
@@ -205,7 +205,7 @@ def best_chain(volumes: Sequence[VolumeLogRead]) -> LogChain | None:
     )
 
 
-def split_text(decision: Decision) -> str:
+def split_text(decision: LogDecision) -> str:
     """Return what to say where no branch has a majority."""
     return (
         f"volumes of different copies of the store: {decision.split}. Nothing has been changed. Take away the volumes "
@@ -213,7 +213,7 @@ def split_text(decision: Decision) -> str:
     )
 
 
-def foreign_of(volumes: Sequence[VolumeLogRead], decision: Decision) -> dict[bytes, CommitRecord | None]:
+def foreign_of(volumes: Sequence[VolumeLogRead], decision: LogDecision) -> dict[bytes, CommitRecord | None]:
     """Return the volumes that are of another copy of the store, or another instance, with their commit records."""
     return {
         volume.volume_id: volume.contents.commit
@@ -226,7 +226,7 @@ def foreign_of(volumes: Sequence[VolumeLogRead], decision: Decision) -> dict[byt
 
 def _compare_branches(
     read: Mapping[bytes, VolumeLogRead], pool: MergedLog, voting: Collection[bytes], needed: int
-) -> Comparison:
+) -> BranchComparison:
     """Return which volumes are of another copy of the store."""
     branches_of_volumes = []
     for volume_id, volume in read.items():
@@ -405,7 +405,7 @@ def _kept(judged: _Judged, chosen_log: LogChain) -> int:
     return durable
 
 
-def _check_votes(decision: Decision, voting_ids: Sequence[bytes], volumes: Sequence[VolumeLogRead]) -> None:
+def _check_votes(decision: LogDecision, voting_ids: Sequence[bytes], volumes: Sequence[VolumeLogRead]) -> None:
     if is_quorum(voting_ids, decision.voting):
         return
     needed = majority(len(voting_ids))

@@ -45,7 +45,7 @@ class CommitGroups:
         """Wait for nothing: a forked child has none of the threads whose commits these are."""
         self._waiting: list[_Job[object]] = []
         self._queue = threading.Lock()
-        self._leading = threading.Lock()
+        self._round_mutex = threading.Lock()
 
     def run(
         self,
@@ -53,20 +53,20 @@ class CommitGroups:
         if_refused: Callable[[], None] | None = None,
         view: View | None = None,
     ) -> T:
-        """Return what `call` returns or raise what it raises, done within a session that other threads may share.
+        """Return what `call` returns or raise what it raises, in a session that calls of other threads may share.
 
-        `view`: what the caller has looked at a moment ago, for the session to begin there.
-        `if_refused`: done before this raises what `call` raised: nothing of it was written then, and nothing will be.
-        What goes wrong after the round was committed is logged, not raised: the commit was acked. A thread that is
-        interrupted leaves the commits of the others to them; `call` is then called again.
+        `view`: a view that the caller has just read, with which the session begins. `if_refused`: called before an
+        error of `call` is raised; nothing of it was written then, and nothing will be. Errors after the commit of the
+        round are logged, not raised. If the thread that runs the round is interrupted before it writes, the other
+        threads run their calls again.
         """
         job: _Job[T] = _Job(call, view)
         with self._queue:
             self._waiting.append(job)  # type: ignore[arg-type]
         try:
-            with self._leading:
+            with self._round_mutex:
                 if not job.is_done:
-                    self._lead(job)  # type: ignore[arg-type]
+                    self._run_round(job)  # type: ignore[arg-type]
         except BaseException:
             with self._queue:  # nobody waits for it any more
                 self._waiting = [waiting for waiting in self._waiting if waiting is not job]
@@ -77,7 +77,7 @@ class CommitGroups:
             raise job.error
         return job.result
 
-    def _lead(self, own: _Job[object]) -> None:
+    def _run_round(self, own: _Job[object]) -> None:
         """Commit all that waits. Raises what interrupts this thread, and nothing else."""
         with self._queue:
             jobs, self._waiting = self._waiting, []

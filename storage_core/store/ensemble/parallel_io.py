@@ -18,7 +18,7 @@ from storage_core.os_errors import CLOSED, FULL, GONE, UnreachableError, is_of_p
 from storage_core.raft.rules import majority
 from storage_core.store.environment import Environment
 from storage_core.store.volume.log import SyncError
-from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.log_contents import LogPosition
 from storage_core.store.volume.volumes import MetadataLog, Volume
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class WriteOutcome:
     """What became of writing the same to several logs."""
 
     kind: str  # entry, vote, segment, snapshot
-    positions: Mapping[bytes, Position]  # where the logs end on which it went well
+    positions: Mapping[bytes, LogPosition]  # where the logs end on which it went well
     errors: Mapping[bytes, OSError | StorageError]  # of the others
 
 
@@ -97,7 +97,7 @@ class Logs:
             call = partial(work, log)
             if allowance is not None:
                 call = partial(self._with_reserve, volume_id, call, allowance)
-            calls.append(VolumeCall(self._env.files, log.directory, call, is_shared=True))
+            calls.append(VolumeCall(self._env.files, log.directory, call, majority_suffices=True))
         outcomes = dict(zip(works, self._env.parallel(calls), strict=True))
         self._failed.update(key for key, outcome in outcomes.items() if isinstance(outcome, BaseException))
         return outcomes
@@ -116,13 +116,13 @@ class Logs:
                 self.drew_on_reserves = True
 
     def write(
-        self, kind: str, works: Mapping[bytes, Work[Position]], allowance: ReserveAllowance | None
+        self, kind: str, works: Mapping[bytes, Work[LogPosition]], allowance: ReserveAllowance | None
     ) -> WriteOutcome:
         """Write to all of these logs. Raises what is no error of a single volume."""
-        positions: dict[bytes, Position] = {}
+        positions: dict[bytes, LogPosition] = {}
         errors: dict[bytes, OSError | StorageError] = {}
         for volume_id, outcome in self.on_each(works, allowance).items():
-            if isinstance(outcome, Position):
+            if isinstance(outcome, LogPosition):
                 positions[volume_id] = outcome
             elif isinstance(outcome, OSError) or (isinstance(outcome, StorageError) and len(works) > 1):
                 errors[volume_id] = outcome

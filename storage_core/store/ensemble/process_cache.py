@@ -22,7 +22,7 @@ from storage_core.store.ensemble.merged_log import LogChain
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume.locks import HeldLocks
-from storage_core.store.volume.log_contents import NONE_FETCHED, Fetched, Position
+from storage_core.store.volume.log_contents import NONE_FETCHED, Fetched, LogPosition
 from storage_core.store.volume.object_log import DIRECTORY, Listing
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import MetadataLog, Volume
@@ -51,7 +51,7 @@ class CachedState:
 
     view: View | None = None  # committed
     leadership: Leadership | None = None  # None: the next command opens a new term
-    last_written_ends: Mapping[bytes, Position] = field(
+    last_written_ends: Mapping[bytes, LogPosition] = field(
         default_factory=dict
     )  # ends of the logs when it last wrote as leader
     failed: Mapping[tuple[bytes, bytes], str] = field(default_factory=dict)  # (volume, instance) not written: why
@@ -65,7 +65,7 @@ class CachedState:
 
 
 class ProcessCache:
-    """Keeps that record, and reads volumes by it. Safe to use from several threads."""
+    """Keeps the CachedState of a store, and reads volumes by it. Safe to use from several threads."""
 
     def __init__(self, env: Environment) -> None:
         self.env = env
@@ -100,7 +100,7 @@ class ProcessCache:
                 self.known = replace(self.known, view=view)
 
     def start_term(self, leadership: Leadership) -> None:
-        """The vote of this leadership is durable on a majority."""
+        """Remember this leadership, whose vote is durable on a majority."""
         self._swap(leadership=leadership)
 
     @property
@@ -114,7 +114,7 @@ class ProcessCache:
         )
 
     def record_write(self, view: View) -> None:
-        """As leader this process has written what the logs end with, and it is committed."""
+        """Remember this committed view, and that this process wrote the ends of its logs as leader."""
         self._swap(last_written_ends=dict(view.positions))
         self.keep(view)
 
@@ -166,7 +166,7 @@ class ProcessCache:
                 self._records[volume.volume_id] = log.contents.records if size <= RECORDS_KEPT_SIZE_MAX else {}
             return log
 
-        answers = on_each(self.env, volumes, read, is_shared=True)
+        answers = on_each(self.env, volumes, read, majority_suffices=True)
         for at, (volume, answer) in enumerate(zip(volumes, answers, strict=True)):
             if isinstance(answer, UnreachableError):
                 answers[at] = _without_answer(self._before_reading(volume, held), answer)
@@ -249,17 +249,17 @@ def _without_answer(seen: VolumeLogRead, why: UnreachableError) -> VolumeLogRead
 
 
 def on_each(
-    env: Environment, volumes: Sequence[Volume], call: Callable[[Volume], T], is_shared: bool = False
+    env: Environment, volumes: Sequence[Volume], call: Callable[[Volume], T], majority_suffices: bool = False
 ) -> list[T | BaseException]:
     """Return what the call returns or raises for each volume: side by side where it takes a round trip.
 
-    `is_shared`: a majority is enough, and who is much slower is not waited for: UnreachableError.
+    `majority_suffices`: a majority is enough, and who is much slower is not waited for: UnreachableError.
     """
     works = [partial(call, volume) for volume in volumes]
     if not any(volume.is_remote for volume in volumes):
         return one_after_another(works)
     places = [volume.path / DIRECTORY for volume in volumes]
-    return env.parallel([VolumeCall(env.files, *at, is_shared) for at in zip(places, works, strict=True)])
+    return env.parallel([VolumeCall(env.files, *at, majority_suffices) for at in zip(places, works, strict=True)])
 
 
 def unless_raised(outcomes: Sequence[T | BaseException]) -> list[T]:

@@ -54,7 +54,7 @@ from storage_core.raft.log_format import Record as LogRecord
 from storage_core.raft.rules import committed_index, is_quorum, next_term
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store.ensemble.catch_up import advance_view
-from storage_core.store.ensemble.decision import NOT_A_VOLUME, Decision, VolumeStatus, foreign_of
+from storage_core.store.ensemble.decision import NOT_A_VOLUME, LogDecision, VolumeStatus, foreign_of
 from storage_core.store.ensemble.host_check import check_host
 from storage_core.store.ensemble.log_recovery import decide_by, rewrite, snapshot_body, view_of
 from storage_core.store.ensemble.merged_log import LogChain
@@ -66,7 +66,7 @@ from storage_core.store.ensemble.volume_events import of_older_copies, retiremen
 from storage_core.store.volume import probe, reserve
 from storage_core.store.volume.locks import HeldLocks
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError
-from storage_core.store.volume.log_contents import Position, TailRead
+from storage_core.store.volume.log_contents import LogPosition, TailRead
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, label
 
@@ -95,26 +95,27 @@ class Session:
 
     def __init__(
         self,
-        memory: ProcessCache,
+        cache: ProcessCache,
         volumes: Sequence[Volume],
         held: HeldLocks,
         is_fresh: bool = True,
         optimistic: bool = False,
         looked_at: View | None = None,
     ) -> None:
-        """`is_fresh`: the volumes were looked at just now; else as they were when this process last did.
+        """`is_fresh`: the volumes were read just now; otherwise they are as this process last read them.
 
-        `optimistic`: all that is done is done in a group, so a leader need not look whether others have led since, nor
-        who has `looked_at` this view a moment ago.
+        `optimistic`: the session writes in groups only. In object stores it then does not read the logs if this process
+        led last, or if the caller has just read the view `looked_at`: a write that does not follow the end of a log is
+        refused there. On disks it changes nothing.
         """
-        self._cache, self._env, self._held = memory, memory.env, held
+        self._cache, self._env, self._held = cache, cache.env, held
         self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
         self._is_fresh, self._optimistic, self._looked_at = is_fresh, optimistic, looked_at
         self._is_unconfirmed = False  # that nobody has led since: what is written next will tell
-        self._logs = Logs(self._env, volumes, memory.logs)
+        self._logs = Logs(self._env, volumes, cache.logs)
         self._is_over = False  # in order
         self._statuses: Mapping[bytes, VolumeStatus] = {}
-        self._decision: Decision | None = None
+        self._decision: LogDecision | None = None
         self._wrote = False  # a command in this session
         self._grouping = False
         self._now: SessionState
@@ -318,7 +319,7 @@ class Session:
             looks[volume_id] = look
         return looks
 
-    def _load_all(self) -> Decision:
+    def _load_all(self) -> LogDecision:
         """Read everything anew; return what was decided. The view is that of the log to lead with."""
         volumes = self._cache.read_all(self.volumes, self._held)
         decision = decide_by(volumes, self._cache)
@@ -343,12 +344,12 @@ class Session:
             "changed; to use the store as it is now, open it anew"
         )
 
-    def _recover(self, decision: Decision, releases_space: bool) -> None:
+    def _recover(self, decision: LogDecision, releases_space: bool) -> None:
         """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
         leadership = self._new_leadership(decision.term_seen)
         body = snapshot_body(decision.chosen_log, leadership.vote, self.view.durable)
 
-        def prepare(volume_id: bytes) -> Work[Position]:
+        def prepare(volume_id: bytes) -> Work[LogPosition]:
             status = decision.statuses[volume_id]
             if status.up_to_date:
                 return _appending(self.view, volume_id, [leadership.vote])
@@ -397,9 +398,10 @@ class Session:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Write the commands that are proposed within as one: one round of fsyncs for all of them.
+        """Write the commands that are proposed inside together: one round of syncs for all of them.
 
-        Their results hold when this ends. If it raises, none of them was acked; if the block does, nothing was written.
+        Their results hold when this ends. If the block raises, nothing is written. If the write raises, no command
+        counts as committed; after OutcomeUnknownError they may be stored all the same.
         """
         self._grouping = True
         try:
@@ -489,7 +491,7 @@ class Session:
             self._cache.forget()
             raise SupersededError(f"{self.label}: another process has led since; nothing was stored")
 
-    def admit(self, volume: Volume, position: Position, command: ChangeVolumes) -> None:
+    def admit(self, volume: Volume, position: LogPosition, command: ChangeVolumes) -> None:
         """Propose the entry that takes in a volume, whose log was made to end where the others end.
 
         It is written together with the others from that entry on, and counts once the others have committed it. The
@@ -639,7 +641,7 @@ class Session:
         if self._now.staged:
             self._now = self._now.back_to(self._written)
 
-    def _write_commit_records(self, positions: Mapping[bytes, Position], commit: CommitRecord) -> list[bool]:
+    def _write_commit_records(self, positions: Mapping[bytes, LogPosition], commit: CommitRecord) -> list[bool]:
         """Move the commit records of volumes whose logs up to there were fsynced; return whether each went well."""
         works = {volume_id: _recording(at.segment, commit) for volume_id, at in positions.items()}
         outcomes = self._logs.on_each(works)
@@ -652,8 +654,8 @@ class Session:
         return [outcome is None for outcome in outcomes.values()]
 
     def _on_members(
-        self, work: Callable[[bytes], Work[Position]], kind: str, allowance: ReserveAllowance | None
-    ) -> dict[bytes, Position]:
+        self, work: Callable[[bytes], Work[LogPosition]], kind: str, allowance: ReserveAllowance | None
+    ) -> dict[bytes, LogPosition]:
         """Do one piece of I/O on the logs of all members at once; return where each ends now, by volume.
 
         A member that fails is left out from here on. Raises if a majority of the voters did not succeed: what was
@@ -691,9 +693,10 @@ class Session:
             self._now = replace(self._now, retiring={**self._now.retiring, volume_id: reason})
 
     def failed(self, volume_id: bytes, error: OSError) -> None:
-        """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the session's end.
+        """Record that an I/O of the caller failed on a volume: the session writes it no more, and retires it at its
+        end.
 
-        Also one that takes no part in this session: what was written to it before the failure proves nothing.
+        That holds for a volume without part in this session, too: writes before the failure prove nothing.
         """
         voter = self.state.voter(volume_id)
         if voter is None or voter.retired:
@@ -762,7 +765,7 @@ class Session:
             return False
         body = SnapshotBody(msgspec.Raw(state), vote.term, vote.candidate, dict(view.durable), view.trail)
 
-        def write(volume_id: bytes) -> Work[Position]:
+        def write(volume_id: bytes) -> Work[LogPosition]:
             at = view.positions[volume_id]
             return lambda log: log.take_snapshot(at, tip, leadership.history, body, view.commit)
 
@@ -783,13 +786,13 @@ class Session:
         return True
 
 
-def _appending(view: View, volume_id: bytes, records: Sequence[LogRecord]) -> Work[Position]:
+def _appending(view: View, volume_id: bytes, records: Sequence[LogRecord]) -> Work[LogPosition]:
     """Return what appends records to a volume's log that ends with this view."""
     at, tip = view.positions[volume_id], EntryId(view.index, view.term, view.chain)
     return lambda log: log.append(at, records, tip, view.commit)
 
 
-def _looking(position: Position, commit: CommitRecord | None) -> Work[TailRead | None]:
+def _looking(position: LogPosition, commit: CommitRecord | None) -> Work[TailRead | None]:
     return lambda log: log.look(position, commit)
 
 

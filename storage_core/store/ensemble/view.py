@@ -13,7 +13,7 @@ from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.snapshot_format import longer_trail
 from storage_core.store.ensemble.merged_log import LogChain
-from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.log_contents import LogPosition
 
 RUN_SIZE_MAX = 1 << 20  # bytes of entries that are decoded before the first of them is applied
 
@@ -29,7 +29,7 @@ class View:
     commit: CommitRecord | None  # None: committed by what a snapshot says
     # By volume: records at and after it have not been looked at. In object stores the volume's log ends there with
     # `index`: nothing but its records tells whether it lags, and one that does has no position.
-    positions: Mapping[bytes, Position]
+    positions: Mapping[bytes, LogPosition]
     term_seen: int  # highest term that anything before the positions speaks of, votes included
     snapshot_index: int  # of the newest snapshot
     durable: Mapping[bytes, int]  # by volume: highest index known durable there

@@ -48,7 +48,7 @@ class VolumeSet:
         def look(volume: Volume) -> Volume:
             return volumes.load_volume(files, volume.path, volume.volume_id, store_id)
 
-        looks = on_each(self._env, self.known, look, is_shared=True)
+        looks = on_each(self._env, self.known, look, majority_suffices=True)
         for at, (volume, answer) in enumerate(zip(self.known, looks, strict=True)):
             if isinstance(answer, UnreachableError):
                 looks[at] = volumes.unreachable_volume(files, volume.path, volume.volume_id, store_id, answer)
@@ -107,7 +107,7 @@ class VolumeSet:
                 return volume
             return volumes.load_volume(files, volume.path, volume.volume_id, store_id)
 
-        looks = on_each(self._env, [*known, *expected], look, is_shared=True)[len(known) :]
+        looks = on_each(self._env, [*known, *expected], look, majority_suffices=True)[len(known) :]
         seen = unless_raised([answer for answer in looks if not isinstance(answer, UnreachableError)])
         return [volume for volume in seen if volume.identity is not None]
 

@@ -247,7 +247,7 @@ def _placed(
         Position(stream.incarnation, next_sequence), facts_of(stream), SequenceSet.empty(), CONTINUE
     )  # fmt: skip
     events: tuple[Event, ...] = ()
-    if made.is_news:
+    if made.must_be_reported:
         reason = f"{made.action.value}: {made.reason}"
         before, after = str(next_sequence - 1), str(made.next_sequence - 1)
         events = (Event("consumer_reconciled", stream.name, config.name, "", before, after, reason, now_ns),)

@@ -1,9 +1,9 @@
-"""Maintenance: the bounded work that a session does after its ack.
+"""Maintenance: bounded work at the end of a session, after its commit and before it releases its locks.
 
 Copies that need repair first (background_repair.py), then merging of small blocks (compaction.py), the journal of
 placements, unlinking of blocks whose delete is old enough and that do not wait to be archived (archives.py), a snapshot
-of the metadata, the reserves for a full disk. Each piece is bounded, and one that fails is said and tried again at the
-next session: an append that was acked stays acked.
+of the metadata, the reserves for a full disk. Each piece is bounded. A failure of one is logged, and the next session
+tries that piece again; the commit stands.
 """
 
 import logging
@@ -92,7 +92,7 @@ class Maintenance:
         self._merging.merge(session)
 
     def _write_journal(self, session: Session, everything: bool) -> None:
-        for volume in _local(session):
+        for volume in _volumes_on_disks(session):
             try:
                 self._write_one(session, volume)
             except OSError as error:
@@ -140,7 +140,7 @@ class Maintenance:
         self._journaled[volume] = streams
 
     def _begin_journals(self, session: Session) -> None:
-        for volume in _local(session):
+        for volume in _volumes_on_disks(session):
             try:
                 self._begin(session, volume)
             except OSError as error:
@@ -148,7 +148,7 @@ class Maintenance:
 
     def _fill_reserves(self, session: Session) -> None:
         leadership = session.leadership
-        for volume in _local(session):
+        for volume in _volumes_on_disks(session):
             if leadership is not None and self._filled.get(volume) == leadership and not session.drew_on_reserves:
                 continue
             self._filled.pop(volume, None)
@@ -206,7 +206,7 @@ class Maintenance:
             session.propose(ForgetTransactions(before_ns))
 
 
-def _local(session: Session) -> list[Volume]:
+def _volumes_on_disks(session: Session) -> list[Volume]:
     """Return the volumes that can be full, and whose files are written on: those on disks."""
     return [volume for volume in session.writable if not volume.is_remote]
 

@@ -48,9 +48,9 @@ from storage_core.store.ensemble.decision import VolumeLogRead
 from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.recovery import rejoin, surviving
-from storage_core.store.recovery.conflicts import Comparison, Conflict
+from storage_core.store.recovery.conflicts import BlockConflict, Comparison
 from storage_core.store.recovery.cover import Cover
-from storage_core.store.recovery.surviving import Claims, Copy, VolumeScan
+from storage_core.store.recovery.surviving import Copy, JournalClaims, VolumeScan
 from storage_core.store.volume import identity, locks, log, placement_journal, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.state import VolumeState
@@ -70,7 +70,7 @@ class AdoptedStream:
     message_count: int
     next_sequence: int
     lost: tuple[tuple[int, int], ...]  # ranges that are declared lost now
-    conflicts: tuple[Conflict, ...]  # messages that are lost because others have their sequences
+    conflicts: tuple[BlockConflict, ...]  # messages that are lost because others have their sequences
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class AdoptPlan:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def loses_of_majority(self) -> list[Conflict]:
+    def loses_of_majority(self) -> list[BlockConflict]:
         """Messages that a majority of the volumes has, and that would be lost."""
         return [conflict for stream in self.streams for conflict in stream.conflicts if conflict.is_majority]
 
@@ -105,10 +105,10 @@ class AdoptPlan:
             return f"{has}: the others may have messages that are declared lost"
         return ""
 
-    def _names(self, conflict: Conflict) -> list[str]:
+    def _names(self, conflict: BlockConflict) -> list[str]:
         return [self.volumes[at].name for at in conflict.holders]
 
-    def _paths(self, conflict: Conflict) -> str:
+    def _paths(self, conflict: BlockConflict) -> str:
         return ", ".join(str(self.volumes[at].path) for at in conflict.holders)
 
     def to_json(self) -> dict[str, Any]:
@@ -371,7 +371,7 @@ class _Builder:
         made: Sequence[Volume],
         store_id: bytes,
         best: tuple[StoreState, int] | None,
-        claims: dict[bytes, Claims],
+        claims: dict[bytes, JournalClaims],
         env: Environment,
     ) -> None:
         self._remains, self._made, self._store_id, self._env = remains, made, store_id, env
@@ -380,7 +380,7 @@ class _Builder:
         self._sealed = {bytes(row) for stream in known for row in stream.blocks.rows["digest"]}  # by the metadata
         self._directories = list(dict.fromkeys(inc for remnant in remains for inc in remnant.incarnations))
         self._comparison = Comparison(store_id, remains, env)
-        self._conflicts: dict[bytes, list[Conflict]] = {}  # by incarnation
+        self._conflicts: dict[bytes, list[BlockConflict]] = {}  # by incarnation
         self.notes: list[str] = []
 
     def streams(self) -> tuple[list[StreamState], list[AdoptedStream]]:
@@ -388,7 +388,7 @@ class _Builder:
         made, descriptions = [], []
         known = list(self._best[0].streams.values()) if self._best is not None else []
         for stream in known:
-            claims = self._claims.get(stream.incarnation, Claims(stream.incarnation, stream.name))
+            claims = self._claims.get(stream.incarnation, JournalClaims(stream.incarnation, stream.name))
             built = self._continue(stream, claims)
             made.append(built)
             descriptions.append(self._described(stream, built, "the metadata"))
@@ -422,7 +422,7 @@ class _Builder:
             built.next_sequence, lost, tuple(self._conflicts.get(before.incarnation, ())),
         )  # fmt: skip
 
-    def _config(self, claims: Claims) -> StreamConfig:
+    def _config(self, claims: JournalClaims) -> StreamConfig:
         """Return a configuration that takes the subjects that are in the blocks."""
         subjects = {claims.stream}
         for row in list(claims.rows.values())[:64]:
@@ -441,13 +441,13 @@ class _Builder:
             row, places, self._store_id, self._remains, self._env, content=bytes(row["digest"]) not in self._sealed
         )
 
-    def _continue(self, stream: StreamState, claims: Claims) -> StreamState:
+    def _continue(self, stream: StreamState, claims: JournalClaims) -> StreamState:
         """Return a stream that goes on where this one and its journals end."""
         known, others = self._rows_of(stream, claims)
         self.notes += claims.conflicts
         next_sequence = max(stream.next_sequence, claims.end)
         everything = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)])
-        cover = Cover(stream.removed.left_of(everything))
+        cover = Cover(stream.removed.absent_among(everything))
         cover.take(
             known.values(),
             others.values(),
@@ -464,7 +464,7 @@ class _Builder:
         placed = self._placement(stream)
         rows = self._rows(copies, placed)
         removed, lost = self._removed_and_lost(stream, copies, next_sequence)
-        shown = removed.left_of(SequenceSet.from_ranges([(stream.low_watermark, next_sequence)]))
+        shown = removed.absent_among(SequenceSet.from_ranges([(stream.low_watermark, next_sequence)]))
         histories = stream.histories
         if not histories and next_sequence > 1:
             histories = ((self._env.random_bytes(HISTORY_SIZE), 1),)
@@ -487,7 +487,7 @@ class _Builder:
     def _find_one(self, row: np.void, stream: StreamState) -> Copy | None:
         return self._find(row, stream.written_as(int(row["first"])), stream.incarnation)
 
-    def _rows_of(self, stream: StreamState, claims: Claims) -> tuple[dict[bytes, np.void], dict[bytes, np.void]]:
+    def _rows_of(self, stream: StreamState, claims: JournalClaims) -> tuple[dict[bytes, np.void], dict[bytes, np.void]]:
         """Return the rows of the manifest, and of those in the journals that say something of what is not removed."""
         known = {bytes(row["block_id"]): row for row in stream.blocks.rows}
         shown, others = stream.shown(), {}
@@ -499,7 +499,7 @@ class _Builder:
                 others[block_id] = later
         return known, others
 
-    def _tell(self, stream: StreamState, cover: Cover, conflicts: Sequence[Conflict]) -> None:
+    def _tell(self, stream: StreamState, cover: Cover, conflicts: Sequence[BlockConflict]) -> None:
         """Note which blocks are left alone though something speaks of them."""
         for row in cover.conflicts:
             self.notes.append(
@@ -532,7 +532,7 @@ class _Builder:
             [(int(copy.row["first"]), int(copy.row["first"] + copy.row["span"])) for copy in copies]
         )
         everything = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)])
-        missing = stream.removed.left_of(everything.difference(covered))
+        missing = stream.removed.absent_among(everything.difference(covered))
         holes = [(copy.holes, int(copy.row["first"])) for copy in copies if copy.holes]
         removed = stream.removed.union(missing)
         if holes:

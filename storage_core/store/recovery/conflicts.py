@@ -24,7 +24,7 @@ COLUMNS = ("sequence", "subject", "headers", "data", "timestamp_ns")
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class BlockConflict:
     """Messages that lose their sequences to others."""
 
     stream: str
@@ -41,7 +41,7 @@ class Comparison:
 
     def conflicts(
         self, stream: str, left: Iterable[Copy], taken: Sequence[Copy], wanted: SequenceSet
-    ) -> list[Conflict]:
+    ) -> list[BlockConflict]:
         """Return which of the `wanted` messages of the blocks that are left alone differ from those that are taken."""
         lost: dict[tuple[int, ...], SequenceSet] = {}
         for copy in left:
@@ -58,7 +58,9 @@ class Comparison:
                     )
         half = len(self._remains) // 2
         return [
-            Conflict(stream, sequences, where, len(where) > half) for where, sequences in lost.items() if len(sequences)
+            BlockConflict(stream, sequences, where, len(where) > half)
+            for where, sequences in lost.items()
+            if len(sequences)
         ]
 
     def _messages(self, copy: Copy, first: int, end: int) -> dict[int, bytes]:

@@ -35,7 +35,7 @@ from storage_core.store.recovery import foreign
 from storage_core.store.volume import identity, locks, log, losses, placement_journal, probe, reports, reserve, volumes
 from storage_core.store.volume.identity import OWNERS, STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
-from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.log_contents import LogPosition
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -225,7 +225,7 @@ def _check(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
         )
 
 
-def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = False) -> tuple[Position, str]:
+def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = False) -> tuple[LogPosition, str]:
     """Write all metadata files of a volume, its identity last; return where its log goes on, and where old files are.
 
     `set_aside`: the old files hold a history of their own, and are kept, the journal of placements with them. Raises

@@ -52,7 +52,7 @@ class VolumeScan:
 
 
 @dataclass(slots=True)
-class Claims:
+class JournalClaims:
     """What is claimed for one incarnation of a stream."""
 
     incarnation: bytes
@@ -224,16 +224,16 @@ def journals(remains: VolumeScan, env: Environment) -> list[PlacementJournal]:
     return [PlacementJournal(env.files, directory) for directory in (*set_aside(remains, env), remains.path)]
 
 
-def read_claims(remains: Sequence[VolumeScan], env: Environment) -> dict[bytes, Claims]:
+def read_claims(remains: Sequence[VolumeScan], env: Environment) -> dict[bytes, JournalClaims]:
     """Return what the journals of all volumes claim, by incarnation."""
-    claims: dict[bytes, Claims] = {}
+    claims: dict[bytes, JournalClaims] = {}
     for remnant in remains:
         age = 0
         for journal in journals(remnant, env):
             try:
                 for record in journal.read():
                     age += 1
-                    known = claims.setdefault(record.incarnation, Claims(record.incarnation, record.stream))
+                    known = claims.setdefault(record.incarnation, JournalClaims(record.incarnation, record.stream))
                     known.age, known.index = max(known.age, age), max(known.index, record.index)
                     for row in record.rows:
                         known.add(row, str(journal.path))

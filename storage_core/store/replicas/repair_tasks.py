@@ -237,14 +237,14 @@ class _RepairSession:
         elif len(former.rows):
             places.append(f"{', '.join(former.volumes)} (a part, in blocks that they were merged from)")
         if not self._declare_lost or (places and not self._accept_loss):
-            outcome.unread, outcome.places = stream.removed.left_of(lost), tuple(places)
+            outcome.unread, outcome.places = stream.removed.absent_among(lost), tuple(places)
             why = f"sequences {losses.ranges_text(lost)} are whole on no volume at hand; "
             why += f"they may be on {', '.join(places)}" if places else "a repair gives them up"
             for volume_id in task.wrong:
                 outcome.left.setdefault(volume_id, why)
             return
         outcome.lost = lost
-        shown = stream.removed.left_of(lost.clip(stream.low_watermark, stream.next_sequence))
+        shown = stream.removed.absent_among(lost.clip(stream.low_watermark, stream.next_sequence))
         self._lost[stream.incarnation] = self._lost.get(stream.incarnation, SequenceSet.empty()).union(lost)
         self._lost_size[stream.incarnation] += block.data_size * len(shown) // max(1, block.row_count)
         wrong = next((defects[0] for defects in task.wrong.values() if defects), None)

@@ -156,12 +156,12 @@ class BlockStore:
             file.sync()
         self.sync(incarnation)
 
-    def on_volume(self, call: Callable[[], T], is_shared: bool = False) -> VolumeCall[T]:
+    def on_volume(self, call: Callable[[], T], majority_suffices: bool = False) -> VolumeCall[T]:
         """Return the call as work on this volume: all that it does here has one deadline, and one thread.
 
-        `is_shared`: a majority of the volumes is enough.
+        `majority_suffices`: a majority of the volumes is enough.
         """
-        return VolumeCall(self._files, self._root, call, is_shared)
+        return VolumeCall(self._files, self._root, call, majority_suffices)
 
     # --- repair
 

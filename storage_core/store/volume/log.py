@@ -36,7 +36,7 @@ from storage_core.store.volume.log_contents import (
     CommitMark,
     Fetched,
     LogContents,
-    Position,
+    LogPosition,
     Tail,
     TailRead,
     best_commit_record,
@@ -127,7 +127,7 @@ class VolumeLog:
         """
         return together(self._files, self.directory, self._read_commit_record)
 
-    def read_mark(self, before: CommitMark | None = None, position: Position | None = None) -> CommitMark:
+    def read_mark(self, before: CommitMark | None = None, position: LogPosition | None = None) -> CommitMark:
         """Return the same, as what a log says of what is committed, read anew whatever it said before."""
         newest = position.segment if position is not None else 0
         return CommitMark(*together(self._files, self.directory, partial(self._read_commit_record, newest)))
@@ -239,11 +239,11 @@ class VolumeLog:
         records = [record for record, _ in log_format.scan(memoryview(page), last_page)]
         return bool(records) and isinstance(records[-1], Seal) and records[-1].next_segment == following
 
-    def read_tail(self, position: Position) -> Tail | None:
+    def read_tail(self, position: LogPosition) -> Tail | None:
         """Return the records after `position`; None if a full reading is called for."""
         return together(self._files, self.directory, partial(self._read_tail, position))
 
-    def look(self, position: Position, commit: CommitRecord | None = None) -> TailRead | None:
+    def look(self, position: LogPosition, commit: CommitRecord | None = None) -> TailRead | None:
         """Return what has changed since the log ended at `position`; None if a full reading is called for.
 
         For a session, under the volume's lock. The header of the segment says whose it is, so the volume that was here
@@ -277,7 +277,7 @@ class VolumeLog:
         self._check_header(log_format.decode_segment_header(pages[0]), number)
         return best_commit_record(pages[1:])
 
-    def _read_tail(self, position: Position) -> Tail | None:
+    def _read_tail(self, position: LogPosition) -> Tail | None:
         if not self._is_newest(position.segment):
             return None
         try:
@@ -360,7 +360,7 @@ class VolumeLog:
             raise CorruptionError(f"{path} goes on in {self.segment_path(seal.next_segment).name}, which is missing")
         if newest:
             contents.damage.extend(collected.take_trailing_damage())
-            contents.position, contents.tail_is_clean = Position(number, end_bytes), clean and size == end_bytes
+            contents.position, contents.tail_is_clean = LogPosition(number, end_bytes), clean and size == end_bytes
         return seal
 
     def _check_header(self, header: SegmentHeader, number: int) -> None:
@@ -372,15 +372,19 @@ class VolumeLog:
     # --- writing, under the volume's lock
 
     def append(
-        self, position: Position, records: Sequence[Record], after: EntryId = START, commit: CommitRecord | None = None
-    ) -> Position:
+        self,
+        position: LogPosition,
+        records: Sequence[Record],
+        after: EntryId = START,
+        commit: CommitRecord | None = None,
+    ) -> LogPosition:
         """Write one batch at `position` and fsync it; return the position after it.
 
         `after`: the last entry before it; `commit`: what is known to be committed. Both stand elsewhere here.
         """
         return together(self._files, self.directory, partial(self._append, position, records))
 
-    def _append(self, position: Position, records: Sequence[Record]) -> Position:
+    def _append(self, position: LogPosition, records: Sequence[Record]) -> LogPosition:
         batch = log_format.encode_batch(list(records), position.offset_bytes)
         with self._segment(position.segment) as file:
             try:
@@ -393,14 +397,14 @@ class VolumeLog:
                     raise SyncError(*error.args) from error
                 raise
             _sync(file)
-        return Position(position.segment, position.offset_bytes + len(batch))
+        return LogPosition(position.segment, position.offset_bytes + len(batch))
 
     def begin(
         self,
         records: Sequence[Record],
         snapshot: tuple[EntryId, bytes, SnapshotBody] | None,
         commit: CommitRecord | None = None,
-    ) -> Position:
+    ) -> LogPosition:
         """Write the beginning of a log where there is none; return where it goes on.
 
         `snapshot`: last entry, history and content of the one that it begins with.
@@ -410,7 +414,7 @@ class VolumeLog:
         self.write_snapshot(*snapshot)
         return self.start_segment(snapshot[0], commit, records)
 
-    def start_segment(self, base: EntryId, commit: CommitRecord | None, records: Sequence[Record]) -> Position:
+    def start_segment(self, base: EntryId, commit: CommitRecord | None, records: Sequence[Record]) -> LogPosition:
         """Write a new segment with these records and make it durable, name and all; return the position after them.
 
         `base`: the last entry before the first one of the segment. Older segments stay; the one
@@ -432,7 +436,7 @@ class VolumeLog:
         write_durably(self._files, path, header.encode() + bytes(slots) + batch, sync=_sync)
         for old in before:
             self._seal(old, Seal(base.term, number))
-        return Position(number, BATCHES_OFFSET + len(batch))
+        return LogPosition(number, BATCHES_OFFSET + len(batch))
 
     def _seal(self, number: int, seal: Seal) -> None:
         """Say at the end of a segment, whatever stands there, that the log goes on in the next one."""
@@ -485,8 +489,8 @@ class VolumeLog:
         write_durably(self._files, path, snapshot_format.encode(header), payload, replaces=True)
 
     def take_snapshot(
-        self, position: Position, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None
-    ) -> Position:
+        self, position: LogPosition, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None
+    ) -> LogPosition:
         """Put a snapshot of the state after entry `tip` beside the log, and go on in a new segment with its vote.
 
         `position`: where the log ends. Return where it goes on. What the snapshot takes the place of goes with
@@ -497,13 +501,13 @@ class VolumeLog:
 
     def rewrite(
         self,
-        position: Position,
+        position: LogPosition,
         base: EntryId,
         records: Sequence[Record],
         commit: CommitRecord | None,
         snapshot: tuple[bytes, SnapshotBody] | None = None,
         drops_record: bool = False,
-    ) -> Position:
+    ) -> LogPosition:
         """Go on after `base` in a new segment that holds all that is not known to be durable and right here.
 
         `position`: where the log ended when it was read.
@@ -629,7 +633,7 @@ def _payload(file: File, header: SnapshotHeader) -> bytes:
     return file.read_at(PAGE_SIZE, size)
 
 
-def _tail_of(file: File, size: int, position: Position) -> Tail | None:
+def _tail_of(file: File, size: int, position: LogPosition) -> Tail | None:
     """Return the records after `position` in a segment of `size` bytes; None if it ends before."""
     if size == position.offset_bytes:
         return Tail([], position, True)
@@ -642,7 +646,7 @@ def _tail_of(file: File, size: int, position: Position) -> Tail | None:
             tail.is_clean = False
             break
         tail.records.append(record)
-        tail.position = Position(position.segment, batch_end)
+        tail.position = LogPosition(position.segment, batch_end)
     tail.is_clean = tail.is_clean and tail.position.offset_bytes == size
     return tail
 

@@ -41,7 +41,7 @@ class Recent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LogPosition:
     """Where the next batch goes."""
 
     segment: int  # 0: there is none yet; in an object store the number of the last record
@@ -64,7 +64,7 @@ class Tail:
     """Records after a position of the newest segment."""
 
     records: list[Record]
-    position: Position  # after the last of them
+    position: LogPosition  # after the last of them
     is_clean: bool  # nothing torn, damaged or unfinished stands there
 
 
@@ -74,7 +74,7 @@ class TailRead:
 
     commit: CommitRecord
     records: Sequence[Record]  # after the position that was known
-    position: Position  # after the last of them
+    position: LogPosition  # after the last of them
 
 
 class LogEnd(NamedTuple):
@@ -98,7 +98,7 @@ class CommitMark(NamedTuple):
 class NewRecords:
     """What stands in a log behind a position that was known."""
 
-    start: Position
+    start: LogPosition
     tail: Tail
     newest: LogRecord | None  # None: nothing does
 
@@ -113,7 +113,7 @@ class LogContents:
     votes: list[Vote] = field(default_factory=list)
     commit: CommitRecord | None = None  # the best readable one
     bad: FirstDamage | None = None
-    position: Position = Position(0, 0)
+    position: LogPosition = LogPosition(0, 0)
     tail_is_clean: bool = True  # a batch may be appended at `position`
     slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
     marks_are_lost: bool = False  # both are damaged: a power loss hurts one of them at most

@@ -34,7 +34,7 @@ def bring_back(path: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LossPlace:
     """A disk that may have messages, and cannot be asked now."""
 
     volume_id: bytes
@@ -45,12 +45,12 @@ class Place:
         return f"{self.path} ({self.why})"
 
 
-def places(state: StoreState, stream: StreamState, volumes: Sequence[Volume], committed_ns: int) -> list[Place]:
+def places(state: StoreState, stream: StreamState, volumes: Sequence[Volume], committed_ns: int) -> list[LossPlace]:
     """Return where a block of this stream may be that no copy at hand has. `committed_ns`: as its row says."""
     return [*away(state, stream, volumes), *former(state, stream, committed_ns)]
 
 
-def away(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> Iterator[Place]:
+def away(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> Iterator[LossPlace]:
     """Yield the volumes of the placement that take no part now, whatever they have."""
     at_hand = {volume.volume_id: volume for volume in volumes}
     for volume_id in stream.placement:
@@ -62,16 +62,17 @@ def away(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> I
             why = f"the volume is {volume.state}"
         else:
             why = "the volume is retired" if voter is not None and voter.retired else "the volume takes no part"
-        yield Place(volume_id, path, why)
+        yield LossPlace(volume_id, path, why)
 
 
-def former(state: StoreState, stream: StreamState, committed_ns: int) -> Iterator[Place]:
+def former(state: StoreState, stream: StreamState, committed_ns: int) -> Iterator[LossPlace]:
     """Yield the disks that were volumes of the placement when a block was committed, and may come back."""
     for disk in state.former:
         is_placed = disk.volume_id in stream.placement or state.voter(disk.volume_id) is None
         if is_placed and committed_ns <= disk.gone_ns:
-            yield Place(disk.volume_id, disk.path, f"the disk that was volume {disk.volume_id.hex()[:8]} there until "
-                        f"{rfc3339(disk.gone_ns)[:19]}Z, and was replaced")  # fmt: skip
+            until = f"{rfc3339(disk.gone_ns)[:19]}Z, and was replaced"
+            reason = f"the disk that was volume {disk.volume_id.hex()[:8]} there until {until}"
+            yield LossPlace(disk.volume_id, disk.path, reason)
 
 
 def sentence(
@@ -124,7 +125,7 @@ class Unread:
     """Messages that no copy at hand has, by names, sizes and what was read last; nothing is read for it."""
 
     sequences: SequenceSet
-    places: tuple[Place, ...]  # where they may be; none: a repair declares them lost
+    places: tuple[LossPlace, ...]  # where they may be; none: a repair declares them lost
 
 
 def unread(
@@ -136,7 +137,7 @@ def unread(
     """
     rows = stream.blocks.rows
     is_gone = ~np.logical_or.reduce([np.zeros(len(rows), bool), *whole])
-    by_places: dict[tuple[Place, ...], SequenceSet] = {}
+    by_places: dict[tuple[LossPlace, ...], SequenceSet] = {}
     for row in rows[is_gone]:
         shown = stream.shown(int(row["first"]), int(row["first"] + row["span"]))
         if shown:

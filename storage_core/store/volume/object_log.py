@@ -58,8 +58,8 @@ from storage_core.store.volume.log_contents import (
     FirstDamage,
     LogContents,
     LogEnd,
+    LogPosition,
     NewRecords,
-    Position,
     Recent,
     Tail,
     TailRead,
@@ -166,7 +166,7 @@ class ObjectLog:
             return None
         last = numbers[-1] if numbers else first - 1
         recent = _recent(records[-1]) if records else Recent(first, contents.tip, ())
-        position = Position(last, _size(contents.entries), witness, recent)
+        position = LogPosition(last, _size(contents.entries), witness, recent)
         contents.newest = self._record_path(position.segment)
         fold.end(position)
         if not contents.damage:  # or it may have come about on the way
@@ -296,7 +296,7 @@ class ObjectLog:
         """Return what the newest record knows to be committed, and whether it can be read."""
         return self.read_mark()[:2]
 
-    def read_mark(self, before: CommitMark | None = None, position: Position | None = None) -> CommitMark:
+    def read_mark(self, before: CommitMark | None = None, position: LogPosition | None = None) -> CommitMark:
         """Return what the newest record says: what was committed before it, and where the log ends.
 
         `before`: what was said the last time. A record never changes, so one that is still the newest is not read.
@@ -325,7 +325,7 @@ class ObjectLog:
             return CommitMark(record.commit, True, LogEnd(record.tip, record.vote.term), path, behind)
         raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
 
-    def read_tail(self, position: Position) -> Tail | None:
+    def read_tail(self, position: LogPosition) -> Tail | None:
         """Return the records after `position`; None if a full reading is called for."""
         try:
             behind = self._behind(self._names(), position)
@@ -333,7 +333,7 @@ class ObjectLog:
             return None
         return behind.tail if behind is not None else None
 
-    def look(self, position: Position, commit: CommitRecord | None = None) -> TailRead | None:
+    def look(self, position: LogPosition, commit: CommitRecord | None = None) -> TailRead | None:
         """Return what has changed since the log ended at `position`; None if a full reading is called for.
 
         `commit`: what is known to be committed, where nobody has written since.
@@ -343,12 +343,12 @@ class ObjectLog:
             return None
         return TailRead(commit, tail.records, tail.position)
 
-    def ends_at(self, position: Position) -> bool:
+    def ends_at(self, position: LogPosition) -> bool:
         """Return whether nothing was written after `position`, by one listing."""
         names = self._names()
         return position.witness in names.snapshots and names.records[-1:] == [position.segment]
 
-    def _behind(self, names: "_Names", position: Position) -> NewRecords | None:
+    def _behind(self, names: "_Names", position: LogPosition) -> NewRecords | None:
         if position.witness not in names.snapshots or position.segment not in names.records:
             return None  # it was cut, or is as it was before
         numbers = [number for number in names.records if number > position.segment]
@@ -378,7 +378,7 @@ class ObjectLog:
         newest = records[-1]
         known_index = position.recent.tip.index if position.recent is not None else 0
         size = position.offset_bytes + _size([entry for entry in entries if entry.index > known_index])
-        end = Position(newest.number, size, position.witness, _recent(newest))
+        end = LogPosition(newest.number, size, position.witness, _recent(newest))
         votes = [record.vote for record in records]
         return NewRecords(position, Tail([*votes, *entries], end, True), newest)
 
@@ -396,19 +396,23 @@ class ObjectLog:
         records: Sequence[Record],
         snapshot: tuple[EntryId, bytes, SnapshotBody] | None,
         commit: CommitRecord | None = None,
-    ) -> Position:
+    ) -> LogPosition:
         """Write the beginning of a log where there is none: its first witness and record 1. Return where it goes on.
 
         `snapshot`: last entry, history and content of the one that it begins with.
         """
         content = NOTHING if snapshot is None else self._encoded(*snapshot)
-        position = Position(0, 0, self._put_snapshot(0, content, "snap"))
+        position = LogPosition(0, 0, self._put_snapshot(0, content, "snap"))
         base = snapshot[0] if snapshot is not None else START
         return self._put(position, base, records, commit)
 
     def append(
-        self, position: Position, records: Sequence[Record], after: EntryId = START, commit: CommitRecord | None = None
-    ) -> Position:
+        self,
+        position: LogPosition,
+        records: Sequence[Record],
+        after: EntryId = START,
+        commit: CommitRecord | None = None,
+    ) -> LogPosition:
         """Create the record that comes after `position`; return the position after it.
 
         `after`: the last entry of the log; `commit`: what is known to be committed. Raises SupersededError if somebody
@@ -418,13 +422,13 @@ class ObjectLog:
 
     def rewrite(
         self,
-        position: Position,
+        position: LogPosition,
         base: EntryId,
         records: Sequence[Record],
         commit: CommitRecord | None,
         snapshot: tuple[bytes, SnapshotBody] | None = None,
         drops_record: bool = False,
-    ) -> Position:
+    ) -> LogPosition:
         """Go on after `base` with these records, whatever stands behind it, as `append` does.
 
         `snapshot`: history and content of the one that takes the place of everything up to `base`.
@@ -435,18 +439,20 @@ class ObjectLog:
         return self._put(position, base, records, commit, _id_of(name))
 
     def write_commit_record(self, segment: int, record: CommitRecord) -> None:
-        """The next record carries it; until then readers count."""
+        """Do nothing: the next record carries the commit record. Until then readers count the volumes that have the
+        entry.
+        """
 
     def take_snapshot(
-        self, position: Position, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None
-    ) -> Position:
+        self, position: LogPosition, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None
+    ) -> LogPosition:
         """Put a snapshot of the state after entry `tip`, with which the log ends at `position`, beside it.
 
         It is the new witness if the one before is still there. Return where the log goes on.
         """
         witness = self._put_snapshot(position.segment, self._encoded(tip, history, body), "snap")
         self._check(position.witness)
-        return Position(position.segment, 0, witness, Recent(position.segment + 1, tip, ()))
+        return LogPosition(position.segment, 0, witness, Recent(position.segment + 1, tip, ()))
 
     def files(self) -> list[Path]:
         """Return what is cached of the log on this machine: nothing."""
@@ -491,12 +497,12 @@ class ObjectLog:
 
     def _put(
         self,
-        position: Position,
+        position: LogPosition,
         base: EntryId,
         records: Sequence[Record],
         commit: CommitRecord | None,
         snapshot_id: bytes = NO_ID,
-    ) -> Position:
+    ) -> LogPosition:
         number = position.segment + 1
         entries = tuple(record for record in records if isinstance(record, Entry))
         votes = [record for record in records if isinstance(record, Vote)]
@@ -519,7 +525,7 @@ class ObjectLog:
         except PermissionError as error:  # to look: it may be stored
             raise UnreachableError(error.errno, error.strerror, error.filename) from error
         before = position.offset_bytes if snapshot_id == NO_ID else 0
-        return Position(number, before + _size(entries), position.witness, _recent(record))
+        return LogPosition(number, before + _size(entries), position.witness, _recent(record))
 
     def _create(self, path: Path, data: bytes) -> None:
         with closing(self._files.create(path)) as file:
@@ -542,7 +548,7 @@ class ObjectLog:
             raise SupersededError(f"{self._record_path(record.number)} was written by another process") from error
 
     def _check(self, witness: str) -> None:
-        """Raise UnreachableError if what was just done was done to a log that had gone on long before."""
+        """Raise UnreachableError if the log was compacted meanwhile, so that the last call proves nothing."""
         if not self._is_there(witness):
             path = str(self.directory / witness)
             raise UnreachableError(errno.EHOSTUNREACH, "the log has gone on, and its beginning was removed", path)
@@ -614,7 +620,7 @@ class _Fold:
         self._contents.damage.append(where)
         self._hurt = self._hurt or where
 
-    def end(self, position: Position) -> None:
+    def end(self, position: LogPosition) -> None:
         contents = self._contents
         contents.entries_by_index = {entry.index: entry for entry in contents.entries} | self._orphans
         contents.position = position
@@ -659,7 +665,7 @@ def _recent(record: LogRecord | str) -> Recent | None:
     return Recent(record.first_number, record.base, record.entries)
 
 
-def _repeated(position: Position, base: EntryId, entries: tuple[Entry, ...]) -> Recent:
+def _repeated(position: LogPosition, base: EntryId, entries: tuple[Entry, ...]) -> Recent:
     """Return what the record after `position` bears: what the one there does, up to `base`, and new entries."""
     recent = position.recent
     kept = recent.up_to(base) if recent is not None else None

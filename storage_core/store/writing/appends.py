@@ -94,7 +94,7 @@ def commit(
     expected: Sequence[Condition] = (),
 ) -> CommitResult:
     """Name the staged blocks; see Store.commit."""
-    if transaction.is_local:
+    if transaction.is_from_cache:
         for target in transaction.targets.values():
             check_target(session, target)
     check_staged(transaction, staged)
@@ -126,7 +126,7 @@ def commit(
         parts = [
             describe_append(
                 session, transaction.targets[name], blocks, name in overwrite, window, subjects, env,
-                transaction.is_local, expected,
+                transaction.is_from_cache, expected,
             )
             for name, blocks in chosen.items()
         ]  # fmt: skip

@@ -108,7 +108,7 @@ class _StreamWindow:
         deletes = _recent(state, state.pending_deletes.rows if deletes is None else deletes, stream, clock_ns)
         for incarnation, block_id in zip(deletes["incarnation"].tolist(), deletes["block_id"].tolist(), strict=True):
             if block_id not in self._known:
-                begun_and_hashes = _ask_grave(state, stream, incarnation, block_id, volumes)
+                begun_and_hashes = _hashes_of_deleted_block(state, stream, incarnation, block_id, volumes)
                 if begun_and_hashes is None:  # it is asked again
                     is_complete = False
                     continue
@@ -224,7 +224,7 @@ def _among(block_ids: np.ndarray, wanted: Mapping[bytes, int]) -> set[bytes]:
     return {bytes(block_id) for block_id in block_ids[np.isin(keys, listed)]} & wanted.keys()
 
 
-def _ask_grave(
+def _hashes_of_deleted_block(
     state: StoreState,
     stream: StreamState,
     incarnation: bytes,

@@ -88,9 +88,10 @@ class MirroredFile:
         self._gathered.clear()
 
     def sync(self) -> None:
-        """Make the content durable on every volume that is left, name and all.
+        """Sync the file and its directory on every volume that is left, both side by side.
 
-        Nobody is told of the file before both are, so neither waits for the other: they share the disk's round.
+        No entry refers to the file before both are durable, so their order does not matter. A volume on which either
+        fails is left out.
         """
         start, gathered = self._start, bytes(self._gathered)
         if gathered or not self.is_made:
@@ -154,7 +155,7 @@ class MirroredFile:
 
     def _on(self, volume_id: bytes, call: Callable[[], T]) -> VolumeCall[T]:
         """Return work on a volume, which is not waited for if it is slow and enough others are not."""
-        return self._blocks[volume_id].on_volume(call, is_shared=self._needed <= majority(len(self._blocks)))
+        return self._blocks[volume_id].on_volume(call, majority_suffices=self._needed <= majority(len(self._blocks)))
 
     def _create(self, blocks: BlockStore, call: Callable[[File], None]) -> File:
         """Return a new file with which `call` was done; if that fails, there is none."""

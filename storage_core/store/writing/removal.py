@@ -63,7 +63,7 @@ def command(
 ) -> Remove:
     """Return the command that removes what is meant, by the state that is given."""
     chosen, low_watermark = _chosen(state, stream, removal, volumes, env)
-    removed = stream.removed.left_of(chosen.clip(stream.low_watermark, stream.next_sequence))
+    removed = stream.removed.absent_among(chosen.clip(stream.low_watermark, stream.next_sequence))
     size = limits.size_of(state, stream, removed, volumes) if removed else 0
     inside = chosen if low_watermark == 0 else chosen.clip(low_watermark, stream.next_sequence)
     return Remove(stream.incarnation, inside.encode(), size, low_watermark, removal.reason)

@@ -77,7 +77,7 @@ def _unneeded(
 
 def _shown(stream: StreamState, among: SequenceSet) -> SequenceSet:
     among = among.clip(stream.low_watermark, stream.next_sequence)
-    return stream.removed.left_of(among)
+    return stream.removed.absent_among(among)
 
 
 def _taken(

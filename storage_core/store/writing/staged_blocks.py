@@ -149,9 +149,9 @@ def verified_holders(
 ) -> list[list[Volume]]:
     """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
 
-    `is_own`: this process has just made them durable. That holds while the volume is the same instance, whose log the
-    session has seen: who removes a file now could as well do so after the ack.
-    Raises RequirementError, which names what is wrong with each copy, if there are fewer.
+    `is_own`: this process has made the blocks durable, so their files are not read again. That is safe while the volume
+    is the same instance, whose log the session has read; a file that is deleted now could be deleted after the commit
+    as well. Raises RequirementError, which names what is wrong with each copy, if there are fewer.
     """
     failing = session.failing  # what a disk took before it failed proves nothing
     usable = [

@@ -71,7 +71,9 @@ class Transaction:
     id: bytes  # creation time in ns (8, big-endian), then 8 random bytes
     store_id: bytes
     targets: dict[str, WriteTarget]
-    is_local: bool = False  # begun by what the process knew that makes the blocks: the commit asks whether that holds
+    is_from_cache: bool = (
+        False  # begun by what the process knew that makes the blocks: the commit asks whether that holds
+    )
     is_routed: bool = False  # rows name their streams; `targets` may be those alone that got some
     open_files_max: int = -1  # as the store's settings say; -1: they say nothing
 
@@ -112,10 +114,10 @@ class Stager:
         self, transaction: Transaction, target: WriteTarget, partition: int, codec: str | None = None,
         env: Environment = REAL, hashed: bool = True, restores: bool = False,
     ) -> None:  # fmt: skip
-        """`hashed`: the append has a writer, who may send it again; without one nobody asks what it holds.
+        """`hashed`: hash the messages, so that a commit recognises a batch that its writer sends again.
 
-        `restores`: the messages were stored before. Their headers tell the stream nothing any more, and those of
-        batches with a column `sequence` keep their sequences.
+        `restores`: the messages were stored before. Instructions in their headers have no effect, and batches with a
+        column `sequence` keep their sequences.
         """
         self._transaction, self._target, self._partition, self._env = transaction, target, partition, env
         self._hashed, self._has_rollup, self._expires_ns = hashed, False, 0
@@ -126,7 +128,7 @@ class Stager:
             target.volumes, target.quorum, codec or target.compression, transaction.store_id, target.incarnation,
             transaction.id, target.block_max_msgs, target.block_max_bytes,
         )  # fmt: skip
-        self._sink = BlockSink(place, env, keeps_sizes=transaction.is_local)
+        self._sink = BlockSink(place, env, keeps_sizes=transaction.is_from_cache)
         self.is_discarded = False
 
     @property

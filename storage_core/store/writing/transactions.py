@@ -63,7 +63,7 @@ def _message_size_max(config: StreamConfig) -> int:
 
 
 class OutdatedTransaction(Exception):
-    """A transaction was begun by what a process knew, and that is not so any more: nothing was stored, begin anew."""
+    """The view that a transaction began with is outdated. Nothing was stored; begin another transaction."""
 
 
 def check_target(session: Session, target: WriteTarget) -> None:

@@ -21,7 +21,7 @@ from storage_core.store.ensemble.log_recovery import snapshot_body
 from storage_core.store.ensemble.merged_log import LogChain
 from storage_core.store.ensemble.session import Session
 from storage_core.store.volume import identity, object_log
-from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.log_contents import LogPosition
 from storage_core.store.volume.object_log import ObjectLog
 
 
@@ -33,7 +33,7 @@ def believes_in_records_without_their_witness() -> list[Replacement]:
 def looks_at_the_witness_before_it_creates() -> list[Replacement]:
     put = ObjectLog._put
 
-    def mutant(self: ObjectLog, position: Position, *args: Any) -> Position:
+    def mutant(self: ObjectLog, position: LogPosition, *args: Any) -> LogPosition:
         self._check(position.witness)
         check, self._check = self._check, lambda witness: None  # type: ignore[method-assign]
         try:
@@ -52,7 +52,7 @@ def believes_in_records_whatever_their_tags() -> list[Replacement]:
 def looks_at_the_witness_before_it_lists() -> list[Replacement]:
     behind = ObjectLog._behind
 
-    def mutant(self: ObjectLog, names: Any, position: Position) -> Any:
+    def mutant(self: ObjectLog, names: Any, position: LogPosition) -> Any:
         self._is_there = lambda witness: True  # type: ignore[method-assign]
         try:
             return behind(self, names, position)
@@ -66,7 +66,7 @@ def adopts_a_snapshot_that_came_late() -> list[Replacement]:
     """The new witness is believed without a look at the one before."""
     take = ObjectLog.take_snapshot
 
-    def mutant(self: ObjectLog, *args: Any) -> Position:
+    def mutant(self: ObjectLog, *args: Any) -> LogPosition:
         self._check = lambda witness: None  # type: ignore[method-assign]
         try:
             return take(self, *args)
@@ -149,7 +149,7 @@ def counts_a_volume_that_gave_no_answer() -> list[Replacement]:
             names = self._logs[volume_id]._names()
             if names.records and names.snapshots:
                 written.errors.pop(volume_id)
-                written.positions[volume_id] = Position(names.records[-1], 0, names.snapshots[0])
+                written.positions[volume_id] = LogPosition(names.records[-1], 0, names.snapshots[0])
         return written
 
     return [(parallel_io.Logs, "write", mutant)]

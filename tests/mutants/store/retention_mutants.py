@@ -23,7 +23,7 @@ def removes_before_all_have_acknowledged() -> list[Replacement]:
         return sequences.intersection(done) if len(stream.consumers) else done_by_all(stream, sequences)
 
     def unneeded(state: Any, stream: Any, volumes: Any, env: Any, among: SequenceSet | None) -> SequenceSet:
-        return done_by_any(stream, stream.shown() if among is None else stream.removed.left_of(among))
+        return done_by_any(stream, stream.shown() if among is None else stream.removed.absent_among(among))
 
     return [(removals, "done_by_all", done_by_any), (retention, "_unneeded", unneeded)]
 

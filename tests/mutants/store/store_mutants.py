@@ -23,9 +23,9 @@ from storage_core.raft import rules
 from storage_core.raft.entry import CommitRecord, EntryId
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble import commit_reader, decision, log_recovery, metadata_client, session
-from storage_core.store.ensemble.branches import Comparison
+from storage_core.store.ensemble.branches import BranchComparison
 from storage_core.store.ensemble.commit_reader import CommitReader
-from storage_core.store.ensemble.decision import Decision, VolumeLogRead, VolumeStatus
+from storage_core.store.ensemble.decision import LogDecision, VolumeLogRead, VolumeStatus
 from storage_core.store.ensemble.session import Session
 from storage_core.store.replicas import repair_tasks
 from storage_core.store.replicas.copies import CopyResult
@@ -120,7 +120,7 @@ def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
 def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
     """The decision rests on the first volumes that make a majority, whatever the others say."""
 
-    def decide(found: Sequence[VolumeLogRead], voters: Any) -> Decision:
+    def decide(found: Sequence[VolumeLogRead], voters: Any) -> LogDecision:
         enough = len(found) // 2 + 1
         rest = [VolumeLogRead(one.volume_id, one.name, one.instance_id) for one in found[enough:]]
         return plain([*found[:enough], *rest], voters)
@@ -131,7 +131,7 @@ def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
 
 def lets_the_best_log_outvote_the_majority() -> list[Replacement]:
     """Whatever volume has the highest term and index leads, also one of a copy of the store that was written on."""
-    return [(decision.branches, "compare", lambda *arguments: Comparison())]
+    return [(decision.branches, "compare", lambda *arguments: BranchComparison())]
 
 
 def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
@@ -189,7 +189,7 @@ def cuts_the_log_at_its_first_bad_record() -> list[Replacement]:
 def a_blank_volume_votes() -> list[Replacement]:
     """NATS #7038: a disk that came back blank counts as one that agrees."""
 
-    def check(decided: Decision, voting_ids: Sequence[bytes], found: Sequence[VolumeLogRead]) -> None:
+    def check(decided: LogDecision, voting_ids: Sequence[bytes], found: Sequence[VolumeLogRead]) -> None:
         blank = sum(one.contents is None for one in found)
         if len(decided.voting) + blank < len(voting_ids) // 2 + 1:
             plain(decided, voting_ids, found)

@@ -585,7 +585,7 @@ class Model(RuleBasedStateMachine):
             assert stream.low_watermark == self.low_watermark[name]
             assert set(expand(stream.shown())) == set(live)
             assert set(expand(stream.lost)) == {one for one in self.lost[name] if one >= stream.low_watermark}
-            assert not stream.removed.left_of(stream.lost)
+            assert not stream.removed.absent_among(stream.lost)
             if live:
                 assert stream.first_sequence <= min(live)
             self.check_blocks(stream, live)

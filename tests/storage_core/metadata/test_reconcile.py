@@ -102,7 +102,7 @@ def test_every_case_matches_exactly_one_row_and_is_decided_as_it_says(capsys: py
         used.add(does)
         made = decide(position, stream, NOTHING, case["policy"], REMEDY)
         assert made.action.value == does.split(":")[0], case
-        assert made.is_news == (does != "go on"), case
+        assert made.must_be_reported == (does != "go on"), case
         if made.action is Action.FAIL:
             assert made.next_sequence == position.next_sequence
             assert made.reason.endswith(REMEDY)
@@ -118,7 +118,7 @@ def test_what_was_told_is_not_told_again(policy: str) -> None:
     lost = SequenceSet.from_ranges([(3, 9)])
     stream = facts(20, ((b"history1", 1),), lost=lost)
     position = position_at(stream, 15)
-    assert decide(position, stream, NOTHING, policy).is_news
+    assert decide(position, stream, NOTHING, policy).must_be_reported
     assert decide(position, stream, lost, policy) == Decision(Action.GO_ON, 15)
 
 
@@ -170,7 +170,7 @@ def test_nothing_is_skipped_and_what_is_shared_is_not_read_again(
     assert made.next_sequence - 1 <= shared, "a message of the stream would be skipped"
     if shared or not read:
         assert made.next_sequence - 1 == shared, "a message would be read twice"
-    assert made.is_news == (shared < read)
+    assert made.must_be_reported == (shared < read)
 
 
 def test_a_copy_that_is_older_than_all_remembered_runs_is_read_from_its_first_message() -> None:
@@ -261,7 +261,7 @@ def test_a_purged_head_is_told_to_a_reader_that_had_not_come_there() -> None:
 
 def test_a_stream_that_is_gone_is_left_or_fails() -> None:
     left = decide_without_stream(AT_THE_END, "ORDERS", CONTINUE)
-    assert (left.action, left.is_news) == (Action.LEAVE, True)
+    assert (left.action, left.must_be_reported) == (Action.LEAVE, True)
     assert (
         f"was deleted since it was read up to sequence 1844: everything of its incarnation {OURS.hex()}" in left.reason
     )
@@ -307,7 +307,7 @@ def test_runs_before_the_first_message_are_not_missed(data: st.DataObject) -> No
     for place in range(first, end + 1):
         assert position_at(facts(end, cut, first), place) == position_at(facts(end, line, first), place)
     whole, short = (decide(position, facts(end, runs, first), NOTHING, CONTINUE) for runs in (line, cut))
-    assert (short.next_sequence, short.is_news) == (whole.next_sequence, whole.is_news)
+    assert (short.next_sequence, short.must_be_reported) == (whole.next_sequence, whole.must_be_reported)
     if position.next_sequence >= first and whole.action is not Action.TO_END:
         assert short == whole
 

@@ -19,10 +19,10 @@ from storage_core.metadata.commands import AddStream, Envelope, Init, NoOp, Vote
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, make_entry
 from storage_core.store.ensemble.creation import create_volumes
-from storage_core.store.ensemble.decision import Decision, LockContention, VolumeLogRead, decide, examine
+from storage_core.store.ensemble.decision import LockContention, LogDecision, VolumeLogRead, decide, examine
 from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import Environment
-from storage_core.store.volume.log_contents import FirstDamage, LogContents, Position
+from storage_core.store.volume.log_contents import FirstDamage, LogContents, LogPosition
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "locks-and-stability.md"
 Case = dict[str, str]
@@ -116,7 +116,7 @@ def contents_of(
         entries=[log[index] for index in chained],
         commit=commit,
         bad=FirstDamage(bad, "somewhere", any(index > bad for index in indexes)) if bad else None,
-        position=Position(1, 4096),
+        position=LogPosition(1, 4096),
         tail_is_clean=not bad,
         entries_by_index={index: log[index] for index in indexes},
     )
@@ -260,7 +260,7 @@ def test_every_state_of_all_volumes_together_is_decided_as_its_row_says() -> Non
     for case in cases_of(ALL):
         verdict = verdict_on(case, rows)
         used.add(verdict)
-        outcome: type[Exception] | Decision
+        outcome: type[Exception] | LogDecision
         try:
             outcome = decide(together(case), voters_of(3))
         except (StorageError, LockContention) as error:
@@ -274,7 +274,7 @@ def test_every_state_of_all_volumes_together_is_decided_as_its_row_says() -> Non
         if error is not None:
             assert outcome is error, (case, verdict, outcome)
         else:
-            assert isinstance(outcome, Decision), (case, verdict, outcome)
+            assert isinstance(outcome, LogDecision), (case, verdict, outcome)
             assert outcome.is_recovered == verdict.startswith("continues"), (case, verdict)
     assert used == {verdict for _, verdict in rows}, "every row is used"
 

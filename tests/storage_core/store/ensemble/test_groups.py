@@ -261,14 +261,14 @@ def run_two(groups: CommitGroups, call: Callable[[Session], object]) -> tuple[Fu
         return call(session)
 
     with ThreadPoolExecutor(2) as threads:
-        groups._leading.acquire()
+        groups._round_mutex.acquire()
         first = threads.submit(groups.run, first_call)
         while len(groups._waiting) < 1:
             second_waits.wait(0.001)
         second.append(threads.submit(groups.run, call))
         while len(groups._waiting) < 2:
             second_waits.wait(0.001)
-        groups._leading.release()
+        groups._round_mutex.release()
     return first, second[0]
 
 

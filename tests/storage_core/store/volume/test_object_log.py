@@ -20,7 +20,7 @@ from storage_core.raft.entry import START, CommitRecord, Entry, EntryId, Vote, m
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.volume import object_log
 from storage_core.store.volume.identity import VolumeIdentity
-from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.log_contents import LogPosition
 from storage_core.store.volume.object_log import ObjectLog
 
 VOLUME = ObjectPath("s3://bucket/shop")
@@ -82,7 +82,7 @@ def test_snapshot_and_newest_record_are_read_at_once_and_say_everything(service:
     assert (cold.read().tip, cold.read().position) == (before.id, position)
     waiting = Waiting(service, 1)
     behind = ObjectLog(DeadlineFiles(ObjectFiles(waiting.connect)), VOLUME, IDENTITY)
-    tail = behind.read_tail(Position(1, 0, position.witness))
+    tail = behind.read_tail(LogPosition(1, 0, position.witness))
     assert tail is not None and tail.position == position
     assert tail.records[-1] == before
 
@@ -243,7 +243,7 @@ def test_emptied_prefix_has_no_log(service: Service, log: ObjectLog) -> None:
     with pytest.raises(CorruptionError):
         process(service).read()
     with pytest.raises(UnreachableError):
-        log.append(Position(1, 0, "0" * 16 + "-" + "0" * 32 + ".snap"), [SECOND], FIRST.id)
+        log.append(LogPosition(1, 0, "0" * 16 + "-" + "0" * 32 + ".snap"), [SECOND], FIRST.id)
 
 
 def test_snapshot_that_comes_late_is_removed_with_the_others(service: Service, log: ObjectLog) -> None:
@@ -333,9 +333,9 @@ def is_listed_as_another(service: Service, log: ObjectLog) -> bool:
     return process(service).read_tail(slept) is not None
 
 
-def cut_behind(log: ObjectLog, slept: Position) -> None:
+def cut_behind(log: ObjectLog, slept: LogPosition) -> None:
     """Go on behind record 2, remove what was before record 3, and let a sleeper create record 2 once more."""
-    position = Position(2, 0, slept.witness)
+    position = LogPosition(2, 0, slept.witness)
     position = log.take_snapshot(position, SECOND.id, b"HISTORY1", body(), None)
     position = log.append(position, [THIRD], SECOND.id)
     log.take_snapshot(position, THIRD.id, b"HISTORY1", body(), None)
@@ -355,14 +355,14 @@ def is_adopted_late(service: Service, log: ObjectLog) -> bool:
     return True
 
 
-def go_on(log: ObjectLog, position: Position) -> None:
+def go_on(log: ObjectLog, position: LogPosition) -> None:
     for entry, before in ((SECOND, FIRST), (THIRD, SECOND)):
         position = log.append(position, [entry], before.id)
         position = log.take_snapshot(position, entry.id, b"HISTORY1", body(), None)
     log.compact()
 
 
-def is_stored(log: ObjectLog, position: Position) -> bool:
+def is_stored(log: ObjectLog, position: LogPosition) -> bool:
     try:
         log.append(position, [Vote(2, b"D" * 16)], FIRST.id)
     except (UnreachableError, SupersededError):

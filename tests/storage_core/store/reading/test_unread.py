@@ -11,7 +11,7 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.reading.pending import Pending
+from storage_core.store.reading.unread import UnreadRange
 
 SIZE = 10  # bytes a message
 
@@ -30,28 +30,28 @@ def stream_of(spans: list[int], removed: set[int] | None = None, low_watermark: 
 
 
 @st.composite
-def pendings(draw: st.DrawFn) -> Pending:
+def pendings(draw: st.DrawFn) -> UnreadRange:
     spans = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
     last = sum(spans)
     low_watermark = draw(st.integers(1, last))
     removed = draw(st.sets(st.integers(low_watermark, last)))
     first = draw(st.integers(1, last + 1))
     end = draw(st.integers(first, last + 1))
-    return Pending(stream_of(spans, removed, low_watermark), first, end)
+    return UnreadRange(stream_of(spans, removed, low_watermark), first, end)
 
 
-def walked(one: Pending) -> list[int]:
+def walked(one: UnreadRange) -> list[int]:
     shown = one.stream.shown()
     return [sequence for sequence in range(one.first, one.end) if sequence in shown]
 
 
-def block_of(one: Pending, sequence: int) -> int:
+def block_of(one: UnreadRange, sequence: int) -> int:
     rows = one.stream.blocks.rows
     return int(np.flatnonzero((rows["first"] <= sequence) & (sequence < rows["first"] + rows["span"]))[0])
 
 
 @given(pendings())
-def test_counts_are_those_of_a_walk(one: Pending) -> None:
+def test_counts_are_those_of_a_walk(one: UnreadRange) -> None:
     messages = walked(one)
     assert one.message_count == len(messages)
     assert one.byte_count == SIZE * len(messages)
@@ -59,7 +59,7 @@ def test_counts_are_those_of_a_walk(one: Pending) -> None:
 
 
 @given(pendings(), st.integers(1, 80))
-def test_end_of_messages_lets_so_many_through(one: Pending, count: int) -> None:
+def test_end_of_messages_lets_so_many_through(one: UnreadRange, count: int) -> None:
     messages = walked(one)
     end = one.end_of_messages(count)
     assert one.first <= end <= one.end
@@ -69,14 +69,14 @@ def test_end_of_messages_lets_so_many_through(one: Pending, count: int) -> None:
 
 
 @given(pendings(), st.integers(1, 900))
-def test_end_of_bytes_stays_within_them_but_for_one_message(one: Pending, size: int) -> None:
+def test_end_of_bytes_stays_within_them_but_for_one_message(one: UnreadRange, size: int) -> None:
     messages = walked(one)
     through = [sequence for sequence in messages if sequence < one.end_of_bytes(size)]
     assert through == messages[: max(1, size // SIZE)]
 
 
 @given(pendings(), st.integers(1, 8))
-def test_end_of_blocks_lets_so_many_through(one: Pending, count: int) -> None:
+def test_end_of_blocks_lets_so_many_through(one: UnreadRange, count: int) -> None:
     messages = walked(one)
     blocks = sorted({block_of(one, sequence) for sequence in messages})
     through = [sequence for sequence in messages if sequence < one.end_of_blocks(count)]
@@ -84,11 +84,11 @@ def test_end_of_blocks_lets_so_many_through(one: Pending, count: int) -> None:
 
 
 def test_end_goes_past_removed_messages_when_nothing_else_waits() -> None:
-    one = Pending(stream_of([10], removed={4, 5, 9, 10}), 1, 11)
+    one = UnreadRange(stream_of([10], removed={4, 5, 9, 10}), 1, 11)
     assert (one.end_of_messages(5), one.end_of_messages(6), one.end_of_messages(3)) == (8, 11, 4)
 
 
 def test_bytes_of_a_block_that_was_read_in_part_are_those_of_the_rest() -> None:
-    one = Pending(stream_of([10, 10]), 6, 21)
+    one = UnreadRange(stream_of([10, 10]), 6, 21)
     assert one.byte_count == 150
     assert one.end_of_bytes(70) == 13

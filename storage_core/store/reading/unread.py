@@ -1,4 +1,4 @@
-"""What waits for a reader in a stream, counted from metadata alone: messages, bytes, blocks, and where so many end.
+"""What a reader has not read of a stream, counted from metadata: messages, bytes, blocks, and where so many end.
 
 A reader of limited batches asks where its next one ends. All of it is done over the columns of the manifest and the
 runs of removed sequences: nothing here touches one message, and no block is opened. Bytes within a block are in
@@ -16,7 +16,7 @@ from storage_core.store.reading.slices import shown_counts
 
 
 @dataclass(frozen=True)
-class Pending:
+class UnreadRange:
     """Sequences `[first, end)` of a stream that a reader has not read; only those that are shown count."""
 
     stream: StreamState
