@@ -15,10 +15,18 @@ from typing import Any, ClassVar
 
 from storage_core.suggestions import instead, nearest
 
+LISTED_COUNT_MAX = 8  # names in one sentence
+
 
 def holding(first: int, end: int) -> str:
     """Return what a stream with messages of sequences [first, end) holds, in words."""
     return f"holds {first} to {end - 1}" if first < end else f"holds no messages, the next one gets sequence {end}"
+
+
+def _listed(names: list[str]) -> str:
+    """Return names for a sentence, not too many of them."""
+    more = f" and {len(names) - LISTED_COUNT_MAX} more" if len(names) > LISTED_COUNT_MAX else ""
+    return ", ".join(names[:LISTED_COUNT_MAX]) + more
 
 
 class StorageError(Exception):
@@ -200,6 +208,28 @@ class AlreadyExistsError(StorageError):
     """The name is taken (names are unique without regard to case)."""
 
     code = "JSTREAM_ALREADY_EXISTS"
+
+
+class SubjectsOverlapError(StorageError):
+    """Another stream takes some of the stream's subjects: choose others, or allow the overlap."""
+
+    code = "JSTREAM_SUBJECTS_OVERLAP"
+    stream: str | None = None
+    subjects: list[str] | None = None  # of the stream, those that overlap
+    other: str | None = None  # a stream that has them, the first by name
+    other_subjects: list[str] | None = None  # of the other, those that overlap
+
+    def __init__(self, stream: str, subjects: Iterable[str], other: str, other_subjects: Iterable[str]) -> None:
+        own, others = list(subjects), list(other_subjects)
+        super().__init__(stream, own, other, others)
+        self.stream, self.subjects, self.other, self.other_subjects = stream, own, other, others
+
+    def finding(self) -> str:
+        own, others = (_listed(subjects or []) for subjects in (self.subjects, self.other_subjects))
+        return f"stream {self.stream!r}: {own} overlaps with {others} of stream {self.other!r}"
+
+    def sentence(self) -> str:
+        return f"{self.finding()}. Choose other subjects, or allow the overlap (--allow-overlap, allow_overlap=True)"
 
 
 class StaleIncarnationError(StorageError):

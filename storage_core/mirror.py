@@ -146,7 +146,7 @@ class Mirror:
                     "metadata": self._labels(info),
                     **({} if self._request.num_replicas is None else {"num_replicas": self._request.num_replicas}),
                 }
-                stream = self._store.add_stream(config)
+                stream = self._store.add_stream(config, allow_overlap=True)
                 self._tell("mirror_begun", f"of stream {info.name!r} of {self._servers}, made at {info.created}")
                 return stream
             report.imported = self._import(self._files)

@@ -36,6 +36,12 @@ DURATION_NS_MAX = 2**62
 SIZE_MAX = 2**63 - 1
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise ValueError for what is no bool: the text "false" would be true."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {value!r} is neither True nor False")
+
+
 def whole_number(value: object) -> int | None:
     """Return an integer of Python, numpy or Arrow as an int; None for everything else, a bool among it."""
     if isinstance(value, bool):

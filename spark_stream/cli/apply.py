@@ -1,5 +1,6 @@
 """`jstream apply FILE`: make the store's streams and consumers look like the file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.named_stores import STORE_VARIABLE, volumes_of
 from spark_stream.cli.options import (
+    AllowOverlapOption,
     ForceOption,
     GroupStoreOption,
     JsonOption,
@@ -31,6 +33,7 @@ def apply(
     delete: Annotated[
         bool, typer.Option("--delete", help="Also delete the streams and consumers that the file does not name.")
     ] = False,
+    allow_overlap: AllowOverlapOption = False,
     force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: GroupStoreOption = None,
@@ -43,7 +46,7 @@ def apply(
     from spark_stream.pipelines.definitions import DELETE, load_definitions, plan
     from spark_stream.pipelines.definitions import execute as carry_out
 
-    wanted = load_definitions(file)
+    wanted = replace(load_definitions(file), allow_overlap=allow_overlap)
     volumes = volumes_of(store or "") or ",".join(wanted.store) or named_store(context, None)
     if not volumes:
         raise WrongUsage(

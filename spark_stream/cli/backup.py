@@ -15,6 +15,7 @@ from spark_stream.cli.options import (
     refuse_twice,
     require_consent_possible,
     resolve_store,
+    warn_of_overlaps,
 )
 from spark_stream.cli.storage_options import storage_options
 from spark_stream.cli.verify import progress_bar
@@ -130,7 +131,9 @@ def _restore_streams(
     shown = ", ".join(old if old == new else f"{old} as {new}" for old, new in names.items())
     ask_consent(f"Restore {shown} ({counted(messages, 'message')}) into {volumes}?", force)
     with open_store(volumes, take_over=take_over) as opened, progress_bar("blocks") as progress:
-        return opened.restore_streams(directory, list(names), names, progress)
+        report = opened.restore_streams(directory, list(names), names, progress)
+        warn_of_overlaps(opened, names.values())
+        return report
 
 
 def _print_streams(report: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@
     2          wrong usage; also a destructive verb that has nobody to ask and no --force
     3          `jstream mirror`: the source is no longer what was mirrored
     130        interrupted (Ctrl-C), quietly
+    143        `jstream etl run`: SIGTERM ended it before all was read
     141        whoever read our output has closed it (`| head`), quietly
 
 Nobody ever sees a traceback: what we did not foresee is one line too, and JSTREAM_TRACEBACK=1 shows where it was.

@@ -23,6 +23,7 @@ from spark_stream.cli.options import (
     read_keys,
     refuse_twice,
     remember_store,
+    warn_of_overlaps,
 )
 from spark_stream.cli.verify import progress_bar
 from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say, show_size
@@ -228,6 +229,7 @@ def _import(
     with open_store(store, take_over) as opened, progress_bar("block files", source.advice()) as progress:
         try:
             report = import_streams(opened, source, request, progress, runner.run)
+            warn_of_overlaps(opened, [stream["name"] for stream in report["streams"]])
         except DataLossError as error:
             for line in str(error).splitlines():
                 say(line)

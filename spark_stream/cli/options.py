@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,6 +85,9 @@ Base64Option = Annotated[
 RawOption = Annotated[bool, typer.Option("--raw", "-r", help="Print the data only, a line break after each.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask for confirmation.")]
 DefaultsOption = Annotated[bool, typer.Option("--defaults", help="No effect; accepted for compatibility with `nats`.")]
+AllowOverlapOption = Annotated[
+    bool, typer.Option("--allow-overlap", help="Take subjects that other streams take, too.")
+]
 AsksNothingOption = Annotated[
     bool, typer.Option("--force", "-f", help="No effect; accepted for compatibility with `nats`.")
 ]
@@ -205,6 +208,22 @@ def warn_of_replicas(store: "Store", infos: Sequence[Mapping[str, Any]]) -> None
             blocks = f"stream {info['config']['name']}: {replica['damaged_blocks']} of its blocks are damaged or gone"
             reason = replica["reason"] or blocks
             log.warning("volume %s is %s: %s; %s", labels[replica["name"]], replica["state"], reason, remedy_of(store))
+
+
+def warn_of_overlaps(store: "Store", names: Iterable[str]) -> None:
+    """Say which other streams take subjects of these."""
+    from storage_core.errors import SubjectsOverlapError
+    from storage_core.metadata.stream_changes import overlaps
+    from storage_core.subjects import is_literal
+
+    state = store.view().state
+    listed = [subject for stream in state.streams.values() for subject in stream.config.subjects]
+    if len(set(listed)) == len(listed) and all(map(is_literal, listed)):
+        return  # as of ten thousand channels: each would be compared with each
+    for name in names:
+        stream = state.stream(name)
+        for overlap in overlaps(state, name, stream.config.subjects) if stream is not None else ():
+            log.warning("%s", SubjectsOverlapError(name, *overlap).finding())
 
 
 def remedy_of(store: "Store") -> str:

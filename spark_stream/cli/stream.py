@@ -10,6 +10,7 @@ import typer
 from spark_stream.cli.compact import compact
 from spark_stream.cli.failures import VerbGroup, WrongUsage
 from spark_stream.cli.options import (
+    AllowOverlapOption,
     DefaultsOption,
     ForceOption,
     GroupStoreOption,
@@ -23,6 +24,7 @@ from spark_stream.cli.options import (
     remember_store,
     require_consent_possible,
     volume_labels,
+    warn_of_overlaps,
     warn_of_replicas,
 )
 from spark_stream.cli.quantities import parse_since_ns, show_value
@@ -50,6 +52,7 @@ def add(
     name: StreamArgument,
     spelled: dict[str, Any],
     config: ConfigOption = None,
+    allow_overlap: AllowOverlapOption = False,
     defaults: DefaultsOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
@@ -58,7 +61,9 @@ def add(
     """Create a stream. Without --subjects it takes the subject that is its name."""
     chosen = {**read_config_file(config), **spelled, "name": name}
     with open_store(store, take_over=take_over) as opened:
-        info, labels = opened.add_stream(chosen).info(), volume_labels(opened)
+        info, labels = opened.add_stream(chosen, allow_overlap=allow_overlap).info(), volume_labels(opened)
+        if allow_overlap:
+            warn_of_overlaps(opened, [name])
     say(f"created stream {name}")
     _print_info(info, labels, json)
 
@@ -70,6 +75,7 @@ def edit(
     spelled: dict[str, Any],
     config: ConfigOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    allow_overlap: AllowOverlapOption = False,
     force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
@@ -91,7 +97,9 @@ def edit(
             require_consent_possible(f"stream edit, which removes {removed},", force)
             ask_consent(f"Remove {removed} from stream {name}?", force)
         if changes and not dry_run:
-            stream.edit(changes)
+            stream.edit(changes, allow_overlap=allow_overlap)
+            if "subjects" in changes:
+                warn_of_overlaps(opened, [name])
         info, labels = stream.info(), volume_labels(opened)
     for key, value in changes.items():
         say(f"{key}: {show_value(key, before.get(key))} -> {show_value(key, value)}")
@@ -232,6 +240,7 @@ def copy(
     source_store, target_store = open_store(store, read_only=True), open_store(target, take_over)
     with source_store as source, target_store as opened, progress_bar("blocks") as progress:
         copied = copy_stream(source, opened, name, as_name, progress)
+        warn_of_overlaps(opened, [copied["name"]])
     if json:
         print_json(copied)
         return

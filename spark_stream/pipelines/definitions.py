@@ -66,6 +66,7 @@ class Definitions:
     store: list[str]
     streams: dict[str, StreamDefinition]
     settings: dict[str, Any] = field(default_factory=dict)  # of the store, those that the file names
+    allow_overlap: bool = False  # with the subjects of other streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ def _command(store: Store, state: StoreState, wanted: Definitions, action: Actio
             raise ValueError(f"stream {action.stream!r} cannot be made")
         config = new_config(state, definition.config)
         placement = _on_volumes(state, config.num_replicas)
-        return AddStream(store.environment.new_id(), config, placement)
+        return AddStream(store.environment.new_id(), config, placement, wanted.allow_overlap)
     if action.kind == DELETE:
         named = DeleteConsumer(stream.incarnation, action.consumer)
         return named if action.consumer else DeleteStream(stream.incarnation)
@@ -263,7 +264,7 @@ def _command(store: Store, state: StoreState, wanted: Definitions, action: Actio
     config = stream.config.with_changes(definition.config)
     _on_volumes(state, config.num_replicas)
     config = msgspec.structs.replace(config, num_replicas=stream.config.num_replicas)  # a command of its own
-    return EditStream(stream.incarnation, config)
+    return EditStream(stream.incarnation, config, wanted.allow_overlap)
 
 
 def _on_volumes(state: StoreState, replicas: int) -> tuple[bytes, ...]:
@@ -298,6 +299,6 @@ def execute(store: Store, wanted: Definitions, action: Action) -> None:
     if action.consumer:
         store.stream(action.stream).add_consumer(definition.consumers[action.consumer])
     elif action.kind == MAKE:
-        store.add_stream(definition.config)
+        store.add_stream(definition.config, allow_overlap=wanted.allow_overlap)
     else:
-        store.edit_stream(definition.config)
+        store.edit_stream(definition.config, allow_overlap=wanted.allow_overlap)

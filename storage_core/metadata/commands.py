@@ -113,11 +113,13 @@ class AddStream(msgspec.Struct, frozen=True, tag="add_stream"):
     incarnation: bytes
     config: StreamConfig
     placement: tuple[bytes, ...]  # ids of the volumes that keep its blocks, as many as num_replicas
+    allow_overlap: bool = True  # with the subjects of other streams; False: refused then
 
 
 class EditStream(msgspec.Struct, frozen=True, tag="edit_stream"):
     incarnation: bytes
     config: StreamConfig
+    allow_overlap: bool = True  # of subjects that the stream did not have before
 
 
 class DeleteStream(msgspec.Struct, frozen=True, tag="delete_stream"):

@@ -1,7 +1,7 @@
 """Commands about streams: made, changed, deleted, restored, and which volumes have their blocks."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,10 +22,11 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumers import restored
 from storage_core.metadata.invariants import check_stream
 from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table, ids
-from storage_core.metadata.results import Done, Place, Result, refuse
+from storage_core.metadata.results import Done, Place, Result, refuse, refuse_with
 from storage_core.metadata.retention import beginning, check_change
 from storage_core.metadata.state import StoreState, StreamState, decode_stream
 from storage_core.metadata.store_changes import with_events
+from storage_core.subjects import filters_overlap
 
 
 def new_config(state: StoreState, given: Mapping[str, Any]) -> StreamConfig:
@@ -41,6 +42,8 @@ def new_config(state: StoreState, given: Mapping[str, Any]) -> StreamConfig:
 
 def add_stream(state: StoreState, place: Place, time_ns: int, command: AddStream) -> tuple[StoreState, Result]:
     _check_name_is_free(state, command.config.name)
+    if not command.allow_overlap:
+        _check_apart(state, command.config.name, command.config.subjects)
     stream = StreamState(command.config, command.incarnation, time_ns, command.placement)
     return state.with_stream(stream), Done()
 
@@ -50,6 +53,29 @@ def _check_name_is_free(state: StoreState, name: str) -> None:
     if existing is not None:
         how = "exists" if existing.name == name else f"differs from stream {existing.name!r} only in case"
         refuse(errors.AlreadyExistsError, f"stream {name!r} {how}")
+
+
+class Overlap(NamedTuple):
+    """Subjects that two streams take: those of the one that is asked about, and those of the other."""
+
+    subjects: list[str]
+    other: str
+    other_subjects: list[str]
+
+
+def overlaps(state: StoreState, name: str, subjects: Iterable[str]) -> Iterator[Overlap]:
+    """Yield, by name, the other streams that take messages of these subjects of the stream `name`."""
+    asked = list(subjects)
+    for other in sorted(state.streams.values(), key=lambda stream: stream.name) if asked else ():
+        pairs = [(own, its) for own in asked for its in other.config.subjects if filters_overlap(own, its)]
+        if pairs and other.name != name:
+            own_subjects, other_subjects = (list(dict.fromkeys(column)) for column in zip(*pairs, strict=True))
+            yield Overlap(own_subjects, other.name, other_subjects)
+
+
+def _check_apart(state: StoreState, name: str, subjects: Iterable[str]) -> None:
+    for overlap in overlaps(state, name, subjects):
+        refuse_with(errors.SubjectsOverlapError(name, *overlap))
 
 
 def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStream) -> tuple[StoreState, Result]:
@@ -63,6 +89,8 @@ def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStre
     for flag in ("sealed", "deny_delete", "deny_purge", "allow_msg_ttl"):
         if getattr(old, flag) and not getattr(new, flag):
             refuse(errors.RequirementError, f"stream {old.name!r}: {flag} cannot be taken back")
+    if not command.allow_overlap:
+        _check_apart(state, new.name, (subject for subject in new.subjects if subject not in old.subjects))
     try:
         check_change(old.retention, new.retention, old.name)
     except errors.RequirementError as error:

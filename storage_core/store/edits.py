@@ -16,12 +16,13 @@ from storage_core.store.writing.limits import Excess, Limits
 PER_SUBJECT = "max_msgs_per_subject"
 
 
-def edit(store: OpenStore, known: StreamState, changes: Mapping[str, Any]) -> None:
+def edit(store: OpenStore, known: StreamState, changes: Mapping[str, Any], allow_overlap: bool) -> None:
     """Change these keys of a stream's configuration, in one step with what that removes."""
 
     def job(session: Session) -> None:
         stream = session.state.by_incarnation(known.incarnation)
-        session.propose(EditStream(known.incarnation, (stream or known).config.with_changes(changes)))
+        config = (stream or known).config.with_changes(changes)
+        session.propose(EditStream(known.incarnation, config, allow_overlap))
         store.release(session, known.incarnation)
         store.enforce(session, known.incarnation, all_subjects=PER_SUBJECT in changes)
 

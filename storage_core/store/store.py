@@ -24,7 +24,7 @@ from storage_core.metadata.commands import AddStream, EditStore
 from storage_core.metadata.config import StoreSettings, StreamConfig, given_keys
 from storage_core.metadata.stream_changes import new_config
 from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
-from storage_core.quantities import whole_number
+from storage_core.quantities import check_flag, whole_number
 from storage_core.store import describe
 from storage_core.store.ensemble.metadata_client import MetadataClient
 from storage_core.store.environment import REAL, Environment, reaching
@@ -188,20 +188,24 @@ class Store(OpenStore):
 
         return Stream(self, self.stream_state(name).incarnation, name)
 
-    def add_stream(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> "Stream":
+    def add_stream(
+        self, config: StreamConfig | Mapping[str, Any] | None = None, *, allow_overlap: bool = False, **keys: Any
+    ) -> "Stream":
         """Make a stream, on every volume unless num_replicas says less.
 
         The configuration comes as an object, a dict, or by its keys: `add_stream(name="ORDERS", max_msgs=9)`.
-        Raises AlreadyExistsError, ValueError naming the key of the configuration.
+        `allow_overlap`: other streams may take the same subjects. Raises AlreadyExistsError, SubjectsOverlapError,
+        ValueError naming the key of the configuration.
         """
         from storage_core.store.stream import Stream
         from storage_core.store.writing import appends
 
+        check_flag("allow_overlap", allow_overlap)
         checked = new_config(self.view().state, given_keys(StreamConfig, config, keys))
         with self.session() as session:
             incarnation = self._env.new_id()
             chosen = placement.choose(session.state, session.writable, checked.num_replicas)
-            command = AddStream(incarnation, checked, chosen)
+            command = AddStream(incarnation, checked, chosen, allow_overlap)
             session.check(command)
             appends.make_directories(session, incarnation, chosen, self._env)
             session.propose(command)
@@ -213,25 +217,30 @@ class Store(OpenStore):
 
         return KeyValue(self, self.stream(stream_name(bucket)))
 
-    def add_key_value(self, bucket: str, history: int = 1, **settings: Any) -> "KeyValue":
+    def add_key_value(
+        self, bucket: str, history: int = 1, *, allow_overlap: bool = False, **settings: Any
+    ) -> "KeyValue":
         """Make a bucket of keys and values: the stream `KV_<bucket>`, configured as NATS clients do.
 
         `history`: revisions of a key that are kept, 64 at most. `settings`: keys of the stream's configuration, such
         as `max_age` (how long a value stays), `allow_msg_ttl=True` (for single keys), `max_bytes`, `num_replicas`.
-        Raises AlreadyExistsError, ValueError naming the setting.
+        Raises what `add_stream` does, ValueError naming the setting.
         """
         from storage_core.store.key_value import KeyValue, stream_config
 
-        return KeyValue(self, self.add_stream(stream_config(bucket, history, settings)))
+        config = stream_config(bucket, history, settings)
+        return KeyValue(self, self.add_stream(config, allow_overlap=allow_overlap))
 
-    def edit_stream(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> "Stream":
+    def edit_stream(
+        self, config: StreamConfig | Mapping[str, Any] | None = None, *, allow_overlap: bool = False, **keys: Any
+    ) -> "Stream":
         """Change the stream that `name` in the configuration names, as `Stream.edit` does, and return it."""
         given = given_keys(StreamConfig, config, keys)
         name = given.get("name")
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} does not say which stream to change")
         stream = self.stream(name)
-        stream.edit(given)
+        stream.edit(given, allow_overlap=allow_overlap)
         return stream
 
     def delete_stream(self, name: str) -> None:
@@ -491,8 +500,7 @@ class Store(OpenStore):
 
 def _check_opening(read_only: object, take_over: object, recovers: object, lock_timeout_s: object) -> None:
     for name, flag in (("read_only", read_only), ("take_over", take_over), ("recovers", recovers)):
-        if not isinstance(flag, bool):  # "false" would be true
-            raise ValueError(f"{name}: {flag!r} is neither True nor False")
+        check_flag(name, flag)
     is_number = isinstance(lock_timeout_s, float) or whole_number(lock_timeout_s) is not None
     if not is_number or not lock_timeout_s >= 0:  # type: ignore[operator]
         raise ValueError(f"lock_timeout_s: {lock_timeout_s!r} is not a number of seconds, 0 or more")

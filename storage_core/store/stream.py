@@ -16,7 +16,7 @@ from storage_core.metadata.commands import DeleteStream
 from storage_core.metadata.config import StreamConfig, given_keys
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.quantities import whole_number
+from storage_core.quantities import check_flag, whole_number
 from storage_core.sequences import SEQUENCE_MAX, check_sequence
 from storage_core.store import contents
 from storage_core.store.arguments import Sequences, check_count, check_filter, sequence_set
@@ -87,16 +87,20 @@ class Stream(ReadableStream):
 
     # --- the stream itself
 
-    def edit(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> None:
+    def edit(
+        self, config: StreamConfig | Mapping[str, Any] | None = None, *, allow_overlap: bool = False, **keys: Any
+    ) -> None:
         """Change the configuration: `edit(max_msgs=9)`, or a dict. Keys that are not given stay as they are.
 
         With another num_replicas its blocks are copied to other volumes first, or those on some volumes count no more.
         Messages over a limit that is lower now are removed in the same step; `excess` says before how many. If any of
-        it is refused, nothing is changed. Raises ValueError naming the key.
+        it is refused, nothing is changed. `allow_overlap`: other streams may take its new subjects. Raises ValueError
+        naming the key, SubjectsOverlapError.
         """
         from storage_core.store import edits
 
-        edits.edit(self._store, self.state(), self._changes(config, keys))
+        check_flag("allow_overlap", allow_overlap)
+        edits.edit(self._store, self.state(), self._changes(config, keys), allow_overlap)
 
     def excess(self, config: StreamConfig | Mapping[str, Any] | None = None, **keys: Any) -> "Excess | None":
         """Return what `edit` with these keys would remove from the stream now; None for nothing."""

@@ -374,7 +374,10 @@ def test_first_batch_read_as_a_consumer_makes_it_where_the_starting_options_say(
 
 
 def test_batch_read_as_a_consumer_with_filters_reads_what_they_take(store: Store, driver: Any, orders: Make) -> None:
-    orders_stream, logs = store.stream("ORDERS"), store.add_stream({"name": "NOTES", "subjects": ["orders.>"]})
+    orders_stream, logs = (
+        store.stream("ORDERS"),
+        store.add_stream({"name": "NOTES", "subjects": ["orders.>"]}, allow_overlap=True),
+    )
     subjects = [f"orders.{number % 3}" for number in range(1, 10)]
     for stream in (orders_stream, logs):
         stream.append(pa.table({"subject": subjects, "data": subjects}))

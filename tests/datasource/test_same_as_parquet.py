@@ -231,7 +231,7 @@ def sides(spark: "SparkSession", tmp_path: Path) -> Sides:
     with Store.create(tmp_path / "store") as store:
         for table in tables:
             name = table["stream"][0].as_py()
-            store.add_stream({"name": name, "subjects": [">"]})
+            store.add_stream({"name": name, "subjects": [">"]}, allow_overlap=True)
             for first in range(0, MESSAGE_COUNT, 25):
                 store.stream(name).append(table.slice(first, 25).drop_columns(["stream", "sequence"]))
     pq.write_table(pa.concat_tables(tables), tmp_path / "rows.parquet")

@@ -13,6 +13,7 @@ from spark_stream.ui.site import Site
 from storage_core.errors import ConsumerNotFoundError
 from storage_core.metadata.appends import MIRROR
 from storage_core.metadata.state import StreamState
+from storage_core.metadata.stream_changes import overlaps
 from storage_core.quantities import parse_time_ns, rfc3339
 from storage_core.store.consumers.ownership import owner_of
 from storage_core.store.describe import event_json, events, kinds_in
@@ -134,10 +135,12 @@ def stream_head(site: Site, scan: Scan, stream: StreamState) -> dict[str, Any]:
 
 def configuration(site: Site, query: Query, name: str) -> dict[str, Any]:
     """Return a stream's configuration."""
-    stream = site.store().stream_state(name)
+    stream, scan = site.store().stream_state(name), site.scan()
+    others = overlaps(scan.survey.view.state, name, stream.config.subjects)
     return {
-        "stream": stream_head(site, site.scan(), stream),
+        "stream": stream_head(site, scan, stream),
         "config": stream.config.to_json(),
+        "overlaps": [overlap._asdict() for overlap in others],
         "settings": settings_of(stream.config.to_json()),
         "command": f"jstream stream info {name} --store {site.command_store}",
     }

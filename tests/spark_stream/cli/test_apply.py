@@ -172,3 +172,13 @@ def test_settings_of_the_store_are_applied_before_streams(jstream, store: Store,
         file.write_text(FILE + wrong)
         outcome = jstream("apply", file, "--execute")
         assert outcome.code != 0 and said in outcome.out + outcome.err
+
+
+def test_overlapping_subjects_are_a_conflict_unless_allowed(jstream, orders: Store, file: Path) -> None:
+    file.write_text('[streams.A]\nsubjects = ["orders.new"]\n[streams.B]\nsubjects = ["b"]\n')
+    refused = jstream("apply", file, "--execute")
+    assert refused.code == 1
+    assert "conflict  stream A: orders.new overlaps with orders.> of stream 'ORDERS'" in refused.out
+    assert orders.streams() == ["ORDERS"]
+    jstream.done("apply", file, "--execute", "--allow-overlap")
+    assert orders.streams() == ["A", "B", "ORDERS"]

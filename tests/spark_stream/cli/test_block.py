@@ -160,7 +160,7 @@ def test_a_block_file_alone_can_be_imported_once(jstream, store, block: Path, tm
     kept = tmp_path / "kept.blk"
     kept.write_bytes(block.read_bytes())
     before = store.stream("S").read(columns=["subject", "timestamp", "headers", "data"]).read_all().slice(3)
-    store.add_stream({"name": "T", "subjects": ["s.>"]}).publish("s.c", b"first")
+    store.add_stream({"name": "T", "subjects": ["s.>"]}, allow_overlap=True).publish("s.c", b"first")
     for _ in range(2):
         outcome = jstream("import", "block", kept, "--stream", "T")
         assert (outcome.code, outcome.out) == (0, f"{kept}: T 2 to {ROWS + 1}\n")
@@ -170,7 +170,7 @@ def test_a_block_file_alone_can_be_imported_once(jstream, store, block: Path, tm
     flipped = bytearray(block.read_bytes())
     flipped[HEADER_SIZE + FRAME_HEADER_SIZE + 500] ^= 1
     kept.write_bytes(flipped)
-    store.add_stream({"name": "U", "subjects": ["s.>"]})
+    store.add_stream({"name": "U", "subjects": ["s.>"]}, allow_overlap=True)
     refused = jstream("import", "block", kept, "--stream", "U")
     assert (refused.code, store.stream("U").last_sequence) == (1, 0)
     skipped = jstream("import", "block", kept, "--stream", "U", "--on-data-loss", "continue", "--json")
@@ -201,14 +201,14 @@ def test_archived_blocks_are_read_again_with_the_sequences_they_had(jstream, sto
     def imported(*words: object) -> Any:
         return jstream("import", "block", *words)
 
-    again = store.add_stream({"name": "AGAIN", "subjects": ["s"]})
+    again = store.add_stream({"name": "AGAIN", "subjects": ["s"]}, allow_overlap=True)
     assert imported(files[0], "--stream", "AGAIN", "--first", "1").out == f"{files[0]}: AGAIN 1 to 12\n"
     for _ in range(2):  # once, though asked for twice
         assert imported(*files, "--stream", "AGAIN", "--first", 1, "--first", 13, "--first", 14).code == 0
     names = [name for name in before.schema.names if name != "stream"]
     assert again.read(columns=names).read_all().equals(before.select(names))
 
-    late = store.add_stream({"name": "LATE", "subjects": ["s"]})
+    late = store.add_stream({"name": "LATE", "subjects": ["s"]}, allow_overlap=True)
     late.publish("s", b"first")
     assert imported(files[2], "--stream", "LATE", "--first", 14).code == 0
     assert [message["sequence"] for message in late.read(columns=["sequence"]).read_all().to_pylist()] == [1, 14]

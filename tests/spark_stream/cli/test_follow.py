@@ -93,7 +93,7 @@ def test_when_the_last_stream_is_deleted_the_follower_ends(orders) -> None:
 
 
 def test_of_several_streams_the_others_are_followed_on(orders) -> None:
-    other = orders.add_stream({"name": "OTHER", "subjects": ["orders.other"]})
+    other = orders.add_stream({"name": "OTHER", "subjects": ["orders.other"]}, allow_overlap=True)
     follower = Follower(orders, [start(orders.stream("ORDERS"), 7), start(other, 1)], report=lambda _: None)
     got = follow(follower, lambda: orders.delete_stream("ORDERS"), lambda: other.publish("orders.other", b""))
     assert got == [("OTHER", 1)]
@@ -116,7 +116,9 @@ def test_a_stream_that_appears_later_joins_if_it_may_hold_the_subject(orders) ->
     told: list[str] = []
 
     def more() -> None:
-        orders.add_stream({"name": "LATER", "subjects": ["orders.late"]}).publish("orders.late", b"")
+        orders.add_stream({"name": "LATER", "subjects": ["orders.late"]}, allow_overlap=True).publish(
+            "orders.late", b""
+        )
         orders.add_stream({"name": "ELSEWHERE"}).publish("ELSEWHERE", b"")
 
     follower = Follower(orders, [start(orders.stream("ORDERS"), 7)], "orders.>", joins=True, report=told.append)
@@ -173,7 +175,7 @@ def test_a_count_cuts_a_batch(jstream, orders) -> None:
 
 
 def test_messages_of_several_streams_say_whose_they_are(jstream, orders) -> None:
-    orders.add_stream({"name": "MORE", "subjects": ["orders.more"]}).publish("orders.more", b"")
+    orders.add_stream({"name": "MORE", "subjects": ["orders.more"]}, allow_overlap=True).publish("orders.more", b"")
     out = jstream.done("sub", "orders.>", "--last", 1, "--count", 2)
     assert [line.split("] ")[0] for line in out.splitlines() if line.startswith("[")] == ["[MORE 1", "[ORDERS 6"]
 
@@ -194,7 +196,7 @@ def test_sub_refuses_what_it_cannot_follow(jstream, orders, words: list[object],
 
 
 def test_a_sequence_to_start_with_belongs_to_one_stream(jstream, orders) -> None:
-    orders.add_stream({"name": "MORE", "subjects": ["orders.more"]})
+    orders.add_stream({"name": "MORE", "subjects": ["orders.more"]}, allow_overlap=True)
     outcome = jstream("sub", "orders.>", "--start-sequence", 1)
     assert outcome.code == 2
     assert "MORE, ORDERS" in outcome.err

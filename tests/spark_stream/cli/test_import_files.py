@@ -44,7 +44,7 @@ def texts(store: Store, name: str) -> list[tuple[int, bytes | None]]:
 @pytest.fixture
 def again(orders: Store) -> Store:
     """The store with ORDERS, a stream AGAIN that takes the same subjects, and one for dead letters."""
-    orders.add_stream({"name": "AGAIN", "subjects": ["orders.>"]})
+    orders.add_stream({"name": "AGAIN", "subjects": ["orders.>"]}, allow_overlap=True)
     orders.add_stream({"name": "DEAD"})
     return orders
 
@@ -61,7 +61,7 @@ def test_a_stream_that_is_exported_and_imported_is_the_same(
     for name in ("IN", "OUT"):
         if name in again.streams():
             again.delete_stream(name)
-        again.add_stream({"name": name, "subjects": ["orders.>"]})
+        again.add_stream({"name": name, "subjects": ["orders.>"]}, allow_overlap=True)
     kind, *more = options
     again.stream("IN").append(messages)
     again.stream("IN").remove([sequence for sequence in gaps if sequence <= len(messages)])

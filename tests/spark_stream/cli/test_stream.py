@@ -44,9 +44,9 @@ def test_a_stream_without_subjects_takes_its_name(jstream) -> None:
 def test_the_config_of_one_stream_makes_another_and_options_win_over_it(jstream, tmp_path) -> None:
     jstream.done("stream", "add", "A", "--subjects", "a.>", "--compression", "lz4", "--deny-purge")
     (tmp_path / "a.json").write_text(jstream.done("stream", "info", "A", "--json"))
-    jstream.done("stream", "add", "B", "--config", tmp_path / "a.json", "--compression", "zstd")
+    jstream.done("stream", "add", "B", "--config", tmp_path / "a.json", "--subjects", "b.>", "--compression", "zstd")
     made = config_of(jstream, "B")
-    assert (made["name"], made["subjects"], made["compression"], made["deny_purge"]) == ("B", ["a.>"], "zstd", True)
+    assert (made["name"], made["subjects"], made["compression"], made["deny_purge"]) == ("B", ["b.>"], "zstd", True)
 
 
 @pytest.mark.parametrize(
@@ -316,3 +316,21 @@ def test_what_a_server_shows_of_a_stream_is_taken_as_its_configuration(jstream, 
     assert (made["name"], made["subjects"], made["deny_delete"]) == ("MINE", ["n.>"], True)
     path.write_text(json.dumps({**told, "consumer_limits": {"max_ack_pending": 5}}))
     assert "consumer_limits" in jstream("stream", "add", "OTHER", "--config", path).err
+
+
+def test_subjects_of_another_stream_are_taken_only_if_that_is_allowed(jstream, tmp_path) -> None:
+    jstream.done("stream", "add", "A", "--subjects", "a.>")
+    jstream.done("stream", "add", "C", "--subjects", "c")
+    overlap = "stream 'B': a.x overlaps with a.> of stream 'A'"
+    for words in (["add", "B", "--subjects", "a.x,b"], ["edit", "C", "--subjects", "a.x"]):
+        refused = jstream("stream", *words)
+        assert (refused.code, refused.out) == (1, "")
+        assert refused.err.startswith(f"error: [JSTREAM_SUBJECTS_OVERLAP] {overlap.replace('B', words[1])}. ")
+        allowed = jstream("stream", *words, "--allow-overlap")
+        assert allowed.code == 0
+        assert f"warning: {overlap.replace('B', words[1])}\n" in allowed.err
+    jstream.done("backup", tmp_path / "backup")
+    restored = jstream("restore", tmp_path / "backup", "--stream", "A", "--as", "OLD", "--force")
+    assert restored.code == 0
+    assert "warning: stream 'OLD': a.> overlaps with a.> of stream 'A'\n" in restored.err
+    assert jstream("stream", "edit", "A", "--max-msgs", "9").err == "max_msgs: -1 -> 9\n"

@@ -387,3 +387,13 @@ def test_a_page_of_messages_reads_no_more_than_the_frames_of_what_it_shows(
         before = bytes_read()
         browser.page("/streams/LARGE/messages", count=10, **query)
         assert bytes_read() - before < size / 4, query
+
+
+def test_a_configuration_names_streams_that_take_the_same_subjects(store: Store, volumes: list[Path], serve) -> None:
+    store.add_stream({"name": "ALL", "subjects": ["orders.*", "x"]}, allow_overlap=True)
+    browser = serve(volumes)
+    assert browser.api("/streams/ALL/configuration")["overlaps"] == [
+        {"subjects": ["orders.*"], "other": "ORDERS", "other_subjects": ["orders.>"]}
+    ]
+    page = browser.page("/streams/ORDERS/configuration")
+    assert 'orders.&gt; overlaps with orders.* of stream <a href="/streams/ALL">' in page

@@ -161,7 +161,7 @@ def test_a_configuration_asks_for_what_a_dict_of_its_keys_asks_for(tmp_path: Pat
     assert {**made[0], "name": "B", "subjects": ["b"]} == made[1]
     assert (made[1]["num_replicas"], made[1]["compression"], made[1]["max_msgs"]) == (3, "lz4", 9)
     assert store.add_stream(StreamConfig(name="C")).config.subjects == ("C",)
-    whole = msgspec.structs.replace(store.stream("B").config, name="D")
+    whole = msgspec.structs.replace(store.stream("B").config, name="D", subjects=("d",))
     assert store.add_stream(whole).config == whole, "a whole configuration has all its keys given"
 
 

@@ -68,7 +68,7 @@ def test_a_subject_is_refused_whatever_was_taken_and_refused_before(
     good = [f"s.{number}" for number in range(others)]
     with Store.create(tmp_path / "s") as store:
         stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
-        wider = store.add_stream({"name": "T", "subjects": ["t.>", "*.1"]})
+        wider = store.add_stream({"name": "T", "subjects": ["t.>", "*.1"]}, allow_overlap=True)
         for _ in range(2):
             stream.append(pa.table({"subject": good, "data": good}))
             with pytest.raises(InvalidMessageError, match=f"'S', row {others} of the batch: ") as caught:

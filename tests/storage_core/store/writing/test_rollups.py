@@ -63,7 +63,7 @@ def test_a_stream_that_forbids_it_and_values_that_are_none() -> None:
         stream.append([*rows("a", "a!"), {"subject": "a", "data": b"", "headers": [("Nats-Rollup", b"each")]}])
     assert (refused.value.row, stream.last_sequence) == (2, 0)
     store = stream._store
-    plain = store.add_stream({"name": "P", "subjects": ["p"]})  # type: ignore[attr-defined]
+    plain = store.add_stream({"name": "P", "subjects": ["p"]}, allow_overlap=True)  # type: ignore[attr-defined]
     with pytest.raises(InvalidMessageError, match="allow_rollup_hdrs"):
         plain.append([{"subject": "p", "data": b"", "headers": [("Nats-Rollup", b"sub")]}])
     plain.append([{"subject": "p", "data": b"Nats-Rollup", "headers": [("nats-rollup", b"sub"), ("x", b"Nats-TTL")]}])
