@@ -32,7 +32,7 @@ demo-cluster: setup
 	@$(RUN) -m spark_stream.demo.cluster
 
 test: setup
-	@$(RUN) -m pytest -n auto --dist loadscope $(ARGS)
+	@$(RUN) -m pytest -n auto --dist loadscope --durations=25 $(ARGS)
 
 test-spark: setup
 	@$(RUN) scripts/spark_matrix.py $(VERSION) $(ARGS)
