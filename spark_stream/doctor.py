@@ -124,27 +124,18 @@ def _workers() -> Finding:
 
 
 def _delta() -> Finding:
-    from spark_stream.jars import (
-        DELTA_JARS_VARIABLE,
-        DELTA_PIN,
-        DELTA_SPARKS,
-        delta_jars,
-        delta_package,
-        installed_spark,
-        no_delta,
-        of_another_spark,
-    )
+    from spark_stream import jars
 
-    folder = os.environ.get(DELTA_JARS_VARIABLE)
-    wrong = of_another_spark(sorted(Path(folder).glob("*.jar"))) if folder else ""
+    folder = os.environ.get(jars.DELTA_JARS_VARIABLE)
+    wrong = jars.of_another_spark(sorted(Path(folder).glob("*.jar"))) if folder else ""
     if wrong:
-        text = f"{DELTA_JARS_VARIABLE}={folder}: {wrong} is not for Spark {installed_spark()}"
+        text = f"{jars.DELTA_JARS_VARIABLE}={folder}: {wrong} is not for Spark {jars.installed_spark()}"
         return Finding("delta", PROBLEM, text, "unset it, or fill another folder: `jstream etl fetch-jars DIR`")
-    package = delta_package()
+    package = jars.delta_package()
     if package is None:
-        remedy = f"for Delta tables: {DELTA_PIN} and Spark {', '.join(DELTA_SPARKS)}"
-        return Finding("delta", NOTE, no_delta(), remedy)
-    if not delta_jars():
+        remedy = f"for Delta tables: {jars.DELTA_PIN} and Spark {', '.join(jars.DELTA_SPARKS)}"
+        return Finding("delta", NOTE, jars.no_delta(), remedy)
+    if not jars.delta_jars():
         remedy = "a pipeline fetches them; without a network: `jstream etl fetch-jars DIR` where there is one"
         return Finding("delta", NOTE, f"{package}, whose JARs are not here yet", remedy)
     return Finding("delta", OK, package)
