@@ -21,7 +21,7 @@ from storage_core.comparison import Drift, State
 from storage_core.foreign import LAYOUTS, ForeignStore, open_foreign, recognise_foreign
 from storage_core.foreign import side_by_side as foreign_side_by_side
 from storage_core.foreign.stan.store import StanStore
-from storage_core.metadata.reconcile import CONTINUE, check_policy
+from storage_core.metadata.reconcile import FAIL, check_policy
 from storage_core.paths import Paths, resolve_paths
 from storage_core.store.imports import importing
 from storage_core.store.imports.importing import ImportRequest
@@ -57,13 +57,14 @@ def import_streams(
     streams: str | Sequence[str] = (),
     as_names: Mapping[str, str] | None = None,
     num_replicas: int | None = None,
-    on_data_loss: str = CONTINUE,
+    on_data_loss: str = FAIL,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Import streams with their sequences, gaps and consumers; return a report. Run again, it adds nothing twice.
 
-    `streams`: names and globs, without any all of them. `as_names`: what to call them here. `on_data_loss`: "continue"
-    leaves out messages that no copy has, "fail" raises DataLossError. Raises AlreadyExistsError, NotFoundError.
+    `streams`: names and globs, without any all of them. `as_names`: what to call them here. `on_data_loss`: "fail"
+    raises DataLossError at messages that no copy has, "continue" leaves them out. Raises AlreadyExistsError,
+    NotFoundError.
     """
     if not isinstance(store, Store):
         raise ValueError(f"store: {type(store).__name__} is no Store; open it with Store.open(PATH)")

@@ -38,7 +38,7 @@ from storage_core.live.ranges import Range, read_range
 from storage_core.live.server import Servers, StreamInfo, message_time, stream_info
 from storage_core.metadata.appends import MIRROR, MIRROR_WRITER
 from storage_core.metadata.commands import Event, RecordEvents
-from storage_core.metadata.reconcile import FAIL
+from storage_core.metadata.reconcile import CONTINUE, FAIL
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.imports.config import consumer_config, default_name
@@ -166,7 +166,8 @@ class Mirror:
         return {MIRROR: info.name, CREATED: info.created, ADDRESSES: str(self._servers)}
 
     def _import(self, files: ForeignStore) -> int:
-        request = ImportRequest((self._request.source,), {self._request.source: self.name}, self._request.num_replicas)
+        wanted = self._request
+        request = ImportRequest((wanted.source,), {wanted.source: self.name}, wanted.num_replicas, CONTINUE)
         imported = import_streams(self._store, files, request)
         return sum(int(stream["messages"]) for stream in imported["streams"])
 

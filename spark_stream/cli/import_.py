@@ -86,6 +86,7 @@ def import_nats(
         str | None, typer.Option("--account", metavar="NAME", help="Only streams of this account.")
     ] = None,
     encryption_key: EncryptionKeyOption = None,
+    on_data_loss: OnDataLossOption = "fail",
     replicas: ReplicasOption = None,
     spark: SparkOption = None,
     take_over: TakeOverOption = False,
@@ -93,6 +94,8 @@ def import_nats(
     json: JsonOption = False,
 ) -> None:
     """Import streams of NATS JetStream; the same command, run again, goes on. Exit code 1 if damage is left.
+
+    It stops at the first lost message, unless an option says otherwise.
 
     A DIR may be what `nats stream backup` wrote. Of a source that has only grown since, what is new is imported.
     """
@@ -102,7 +105,7 @@ def import_nats(
     names = _names(streams, as_names)
     with _unpacked(directories) as places:
         source = open_foreign(places, LAYOUT, account, encryption_key=read_keys(encryption_key))
-        _import(source, names, replicas, spark, take_over, store, json)
+        _import(source, names, replicas, spark, take_over, store, json, on_data_loss)
 
 
 @app.command("stan")
@@ -215,7 +218,7 @@ def _import(
     take_over: bool,
     store: str,
     json: bool,
-    on_data_loss: str = "continue",
+    on_data_loss: str,
     truncate_bad_eof: bool = False,
 ) -> None:
     from storage_core.errors import DataLossError, UnsupportedVersionError
@@ -235,7 +238,7 @@ def _import(
                 say(line)
             above = "the options above read past it, and " if "(--" in str(error) else ""
             raise CommandFailed(
-                "stopped at the first bad record: nothing of that stream was imported; "
+                "stopped at the first damage: nothing of that stream was imported; "
                 f"{above}--on-data-loss continue reads past everything that cannot be read"
             ) from error
         except UnsupportedVersionError as error:

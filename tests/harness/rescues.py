@@ -336,7 +336,7 @@ def imported(opened: ForeignStore, target: Path) -> Said:
     """Import all streams into a new store. Streams that cannot be read are not in the outcome."""
     try:
         with Store.create([target], env=HERE) as store:
-            report = import_streams(store, opened, ImportRequest())
+            report = import_streams(store, opened, ImportRequest(on_data_loss="continue"))
             return {
                 stream["source"]: (_set(stream["lost_ranges"]), _set(stream["open_ranges"]))
                 for stream in report["streams"]

@@ -40,7 +40,7 @@ from storage_core.foreign.stan.store import StanStore
 from storage_core.frozen import replace
 from storage_core.metadata.commands import PrepareStreams, RecordEvents, RestoreStreams, ids_of_voters
 from storage_core.metadata.manifest import decode_blocks
-from storage_core.metadata.reconcile import CONTINUE, FAIL
+from storage_core.metadata.reconcile import FAIL
 from storage_core.metadata.state import StoreState, StreamState, encode_stream, kept_of
 from storage_core.metadata.store_changes import over_totals
 from storage_core.sequences import SequenceSet
@@ -97,7 +97,7 @@ class ImportRequest:
     streams: tuple[str, ...] = ()  # names and globs; empty: all
     as_names: Mapping[str, str] = field(default_factory=dict)  # what to call them here, by their own names
     num_replicas: int | None = None  # None: as many as there are volumes
-    on_data_loss: str = CONTINUE  # at damage that costs messages; FAIL: the contract of STAN's recovery
+    on_data_loss: str = FAIL  # at what a strict read of the source stops at, and at bad records of subscriptions
     truncate_bad_eof: bool = False  # the source was opened so
 
 
@@ -211,10 +211,11 @@ class _Import:
         slices = tuple(self._source.plan([foreign]))
         reported: list[ForeignDamage] = []
         consumers = self._source.consumers(foreign, reported.append)
-        for damage in reported:
-            if self._request.on_data_loss == FAIL and not damage.allowed and damage.record:
+        noted = self._source.noted(foreign)
+        for damage in [*reported, *noted]:
+            if self._request.on_data_loss == FAIL and not damage.allowed and (damage.record or damage.costs):
                 raise DataLossError(damage.explain())
-        reported += self._source.noted(foreign)
+        reported += noted
         policy = self._request.on_data_loss
         decided = [first.layout, first.account, foreign, msgspec.to_builtins(config), policy, slices]
         return PlannedStream(

@@ -196,7 +196,7 @@ def _import(source: ForeignStore, target: Path) -> tuple[Shown, list[str]]:
     reports: list[str] = []
     try:
         with Store.create([target], env=HERE) as store:
-            report = import_streams(store, source, ImportRequest())
+            report = import_streams(store, source, ImportRequest(on_data_loss="continue"))
             reports += [str(problem["reason"]) for problem in [*report["damage"], *report["failed"]]]
             assert store.verify()["ok"], "an imported store is whole"
             for stream in report["streams"]:

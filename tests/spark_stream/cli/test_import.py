@@ -19,6 +19,7 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 NATS, STAN = DATA / "nats", DATA / "stan"
 COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 KEY = "fixture-key-not-secret"
+CONTINUE = ("--on-data-loss", "continue")
 
 
 def test_streams_come_with_their_consumers_and_a_report_that_adds_up(trio) -> None:
@@ -38,14 +39,14 @@ def test_streams_come_with_their_consumers_and_a_report_that_adds_up(trio) -> No
 
 
 def test_damage_is_listed_and_makes_the_exit_code_one(jstream) -> None:
-    outcome = jstream("import", "nats", NATS / "damaged-bitflip-index-kept" / "store", "--json")
+    outcome = jstream("import", "nats", NATS / "damaged-bitflip-index-kept" / "store", *CONTINUE, "--json")
     assert outcome.code == 1
     report = json.loads(outcome.out)
     (stream,), (damage,) = report["streams"], report["damage"]
     assert (stream["read"], stream["messages"], stream["lost"], stream["lost_ranges"]) == (124, 124, 1, [[48, 49]])
     assert (damage["first"], damage["end"], damage["left"]) == (48, 49, True)
     assert "checksum mismatch" in damage["reason"]
-    table = jstream("import", "nats", NATS / "damaged-index-ahead" / "store")
+    table = jstream("import", "nats", NATS / "damaged-index-ahead" / "store", *CONTINUE)
     assert table.code == 1
     assert "the file is gone" in table.out
     assert "damage is left in 1 place" in table.err
@@ -69,7 +70,8 @@ def test_what_a_store_has_lost_of_streams_and_consumers_fails_an_import_of_the_r
 
 def test_the_json_of_a_report_is_as_written_down(jstream) -> None:
     jstream.places[DATA] = "<data>"
-    found = jstream.normalised(jstream("import", "nats", NATS / "damaged-bitflip-index-kept" / "store", "--json").out)
+    source = NATS / "damaged-bitflip-index-kept" / "store"
+    found = jstream.normalised(jstream("import", "nats", source, *CONTINUE, "--json").out)
     if os.environ.get("JSTREAM_WRITE_GOLDEN"):
         (DATA / "cli" / "import.json").write_text(found)
     assert found == (DATA / "cli" / "import.json").read_text()
@@ -84,7 +86,7 @@ def test_a_channel_stops_at_the_first_bad_record_and_shows_it(jstream) -> None:
     assert lines[1].startswith("  head     5b 00 00 00")
     assert any("it would have been message 70 on 'foo'" in line for line in lines)
     assert any("--truncate-bad-eof" in line for line in lines)
-    assert lines[-1].startswith("error: [JSTREAM_DATA_LOSS] stopped at the first bad record")
+    assert lines[-1].startswith("error: [JSTREAM_DATA_LOSS] stopped at the first damage")
     assert json.loads(jstream.done("stream", "ls", "--json")) == []
     past = jstream("import", "stan", source, "--truncate-bad-eof", "--json")
     assert past.code == 1
@@ -100,7 +102,7 @@ def test_an_import_continues_past_what_no_option_reads(jstream, tmp_path: Path) 
     shutil.copytree(STAN / "basic" / "store", tmp_path / "store")
     (tmp_path / "store" / "foo" / "msgs.2.dat").unlink()
     assert jstream("import", "stan", tmp_path / "store").code == 1
-    outcome = jstream("import", "stan", tmp_path / "store", "--on-data-loss", "continue", "--json")
+    outcome = jstream("import", "stan", tmp_path / "store", *CONTINUE, "--json")
     assert outcome.code == 1
     (foo,) = (one for one in json.loads(outcome.out)["streams"] if one["name"] == "foo")
     assert foo["last_seq"] == 70
@@ -108,12 +110,26 @@ def test_an_import_continues_past_what_no_option_reads(jstream, tmp_path: Path) 
     assert foo["lost"] > 0
 
 
+@pytest.mark.parametrize("name", ["damaged-bitflip-index-kept", "damaged-bitflip-no-index", "damaged-index-ahead"])
+def test_lost_messages_of_jetstream_stop_an_import_as_a_strict_read(jstream, name: str) -> None:
+    """The second one lost a record whose number no index vouches for."""
+    outcome = jstream("import", "nats", NATS / name / "store")
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[-1] == (
+        "error: [JSTREAM_DATA_LOSS] stopped at the first damage: nothing of that stream was imported; "
+        "--on-data-loss continue reads past everything that cannot be read"
+    )
+    assert json.loads(jstream.done("stream", "ls", "--json")) == []
+    assert jstream("import", "nats", NATS / name / "store", *CONTINUE).code == 1
+    assert len(json.loads(jstream.done("stream", "ls", "--json"))) == 1
+
+
 def test_numbers_that_begin_again_stop_an_import_and_one_run_is_imported_past_them(jstream) -> None:
     source = DATA / "stan-field" / "numbers-restart"
     outcome = jstream("import", "stan", source)
     assert outcome.code == 1
     assert "24 records with sequences 1 to 24 and other content" in outcome.err
-    outcome = jstream("import", "stan", source, "--on-data-loss", "continue", "--json")
+    outcome = jstream("import", "stan", source, *CONTINUE, "--json")
     assert outcome.code == 1
     report = json.loads(outcome.out)
     (logs,) = report["streams"]

@@ -323,7 +323,7 @@ def test_an_import_lists_a_bounded_number_of_places(
     source = open_foreign(make_stream("S", {1: every_second_damaged()}))
     monkeypatch.setattr(importing, "DAMAGE_COUNT_MAX", 10)
     with Store.create(tmp_path / "volume") as store:
-        report = import_streams(store, source, ImportRequest())
+        report = import_streams(store, source, ImportRequest(on_data_loss="continue"))
         assert store.stream("S").state().message_count == DENSE // 2
     assert not report["ok"] and len(report["damage"]) == 11
     rest = report["damage"][-1]

@@ -43,6 +43,7 @@ NATS = sorted(one.name for one in (DATA / "nats").iterdir() if one.is_dir())
 STAN = sorted(one.name for one in (DATA / "stan").iterdir() if one.is_dir() and one.name != "encrypted")
 CASES = int(os.environ.get("JSTREAM_IMPORT_CASES", "16"))  # calls of one kind of end, damages of one store
 SMALL = DATA / "nats" / "deletes-tail" / "store"  # is imported again and again
+CONTINUE = ImportRequest(on_data_loss="continue")
 
 
 def opened(layout: str, case: str, **options: Any) -> ForeignStore:
@@ -121,7 +122,7 @@ def replicated(volumes: None) -> Store:
 def test_a_store_of_a_nats_server_is_imported_as_it_is_read(replicated: Store, case: str) -> None:
     source = opened("nats", case)
     (stream,) = source.streams()
-    request = ImportRequest((stream,), {stream: f"nats-{case}"})
+    request = ImportRequest((stream,), {stream: f"nats-{case}"}, on_data_loss="continue")
     report = import_streams(replicated, source, request)
     assert report["failed"] == []
     check(replicated, source, report)
@@ -137,7 +138,7 @@ def test_a_store_of_a_nats_server_is_imported_as_it_is_read(replicated: Store, c
 def test_a_store_of_a_stan_server_is_imported_as_it_is_read(replicated: Store, case: str) -> None:
     source = opened("stan", case)
     names = {one: f"stan-{case}-{default_name(one)}" for one in source.streams()}
-    report = import_streams(replicated, source, ImportRequest(tuple(names), names))
+    report = import_streams(replicated, source, ImportRequest(tuple(names), names, on_data_loss="continue"))
     check(replicated, source, report)
     assert {one["source"]: one["name"] for one in report["streams"]} == names
 
@@ -170,7 +171,7 @@ def test_a_damaged_store_is_imported_as_it_is_read(tmp_path: Path, case: str) ->
             try:
                 source = open_foreign(place, layout)
                 names = {one: f"{seed}-{default_name(one)}" for one in source.streams()}
-                report = import_streams(store, source, ImportRequest(tuple(names), names))
+                report = import_streams(store, source, ImportRequest(tuple(names), names, on_data_loss="continue"))
             except StorageError:
                 assert seed not in {int(one.split("-")[0]) for one in store.streams()}
                 continue
@@ -218,7 +219,7 @@ def test_consumers_go_on_where_they_were() -> None:
 
 def test_what_only_a_consumer_knows_of_is_lost_and_its_numbers_are_not_used_again() -> None:
     store = Machine(1).create()
-    report = import_streams(store, opened("nats", "damaged-stuck-consumer"), ImportRequest())
+    report = import_streams(store, opened("nats", "damaged-stuck-consumer"), CONTINUE)
     (one,) = report["streams"]
     assert (one["messages"], one["lost"], one["lost_ranges"]) == (0, 30, [[1, 31]])
     assert not report["ok"]
@@ -229,7 +230,7 @@ def test_what_only_a_consumer_knows_of_is_lost_and_its_numbers_are_not_used_agai
 
 def test_what_a_server_knew_and_cannot_be_read_is_lost_and_its_numbers_are_not_used_again() -> None:
     store = Machine(1).create()
-    report = import_streams(store, opened("nats", "damaged-index-ahead"), ImportRequest())
+    report = import_streams(store, opened("nats", "damaged-index-ahead"), CONTINUE)
     (one,) = report["streams"]
     assert (one["messages"], one["holes"], one["lost"], one["lost_ranges"]) == (94, 0, 31, [[95, 126]])
     assert store.stream("AHEAD").info()["state"]["lost_ranges"] == [[95, 126]]
