@@ -5,7 +5,7 @@ planned with, and a session may try a command before it proposes it.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -196,7 +196,9 @@ def kept_of(stream: StreamState) -> tuple[int, int]:
 class Streams(Mapping[str, StreamState]):
     """The streams of a store by case-folded name, and by incarnation. A value: a change makes another one."""
 
-    __slots__ = ("_by_name", "_kept", "_names", "block_count", "consumer_count", "data_size", "message_count")
+    __slots__ = (
+        "_by_name", "_kept", "_names", "_tokens", "block_count", "consumer_count", "data_size", "message_count",
+    )  # fmt: skip
     block_count: int  # of all streams
     consumer_count: int
     message_count: int  # that each keeps: what is over its own limits goes in the next entry, and is not counted
@@ -206,6 +208,8 @@ class Streams(Mapping[str, StreamState]):
         self._by_name = SharedMap[str, StreamState](streams or {})
         self._names = SharedMap[bytes, str]((stream.incarnation, key) for key, stream in self._by_name.items())
         self._kept: tuple[Streams | None, dict[bytes, int]] = (None, {})  # what kept_sizes said, and of which streams
+        # What _by_first_token said, and of which streams: their map alone, which leads to no older ones.
+        self._tokens = (SharedMap[str, StreamState](), SharedMap[str, frozenset[str]]())
         self.block_count = sum(len(stream.blocks) for stream in self._by_name.values())
         self.consumer_count = sum(len(stream.consumers) for stream in self._by_name.values())
         kept = [kept_of(stream) for stream in self._by_name.values()]
@@ -219,7 +223,7 @@ class Streams(Mapping[str, StreamState]):
         now: StreamState | None,
     ) -> "Streams":
         made = Streams.__new__(Streams)
-        made._by_name, made._names, made._kept = by_name, names, self._kept
+        made._by_name, made._names, made._kept, made._tokens = by_name, names, self._kept, self._tokens
         made.block_count, made.consumer_count = self.block_count, self.consumer_count
         made.message_count, made.data_size = self.message_count, self.data_size
         for stream, sign in ((before, -1), (now, 1)):
@@ -280,6 +284,43 @@ class Streams(Mapping[str, StreamState]):
                         sizes[volume_id] = sizes.get(volume_id, 0) + size
         self._kept = (self, sizes)
         return sizes
+
+    def that_may_take(self, subject: str) -> Iterable[StreamState]:
+        """Return the streams that have a subject whose first token is that of this one, or a wildcard on either side.
+
+        Costs those streams, and the ones that changed since this was asked.
+        """
+        token = _first_token(subject)
+        if token == _ANY_TOKEN:
+            return self.values()
+        by_token = self._by_first_token()
+        return [self._by_name[key] for key in by_token.get(token, _NONE) | by_token.get(_ANY_TOKEN, _NONE)]
+
+    def _by_first_token(self) -> SharedMap[str, frozenset[str]]:
+        """Return the case-folded names of streams by the first tokens of their subjects."""
+        asked, by_token = self._tokens
+        for _, former, now in self._by_name.changes_since(asked):
+            if former is not None and now is not None and former.config.subjects == now.config.subjects:
+                continue
+            for stream, is_there in ((former, False), (now, True)):
+                for token in (
+                    {_first_token(subject) for subject in stream.config.subjects} if stream is not None else ()
+                ):
+                    assert stream is not None
+                    key, others = {stream.name.casefold()}, by_token.get(token, _NONE)
+                    keys = others | key if is_there else others - key
+                    by_token = by_token.with_item(token, keys) if keys else by_token.without(token)
+        self._tokens = (self._by_name, by_token)
+        return by_token
+
+
+_ANY_TOKEN = "*"
+_NONE: frozenset[str] = frozenset()
+
+
+def _first_token(subject: str) -> str:
+    token = subject.partition(".")[0]
+    return _ANY_TOKEN if token == ">" else token
 
 
 @dataclass(frozen=True, slots=True)

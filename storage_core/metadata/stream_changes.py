@@ -66,7 +66,8 @@ class Overlap(NamedTuple):
 def overlaps(state: StoreState, name: str, subjects: Iterable[str]) -> Iterator[Overlap]:
     """Yield, by name, the other streams that take messages of these subjects of the stream `name`."""
     asked = list(subjects)
-    for other in sorted(state.streams.values(), key=lambda stream: stream.name) if asked else ():
+    others = {stream.name: stream for subject in asked for stream in state.streams.that_may_take(subject)}
+    for _, other in sorted(others.items()):
         pairs = [(own, its) for own in asked for its in other.config.subjects if filters_overlap(own, its)]
         if pairs and other.name != name:
             own_subjects, other_subjects = (list(dict.fromkeys(column)) for column in zip(*pairs, strict=True))

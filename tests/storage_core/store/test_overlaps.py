@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from storage_core.errors import SubjectsOverlapError
+from storage_core.metadata.stream_changes import overlaps
 from storage_core.store.store import Store
+from storage_core.subjects import filters_overlap
 
 nats_server = pytest.importorskip("harness.nats_server")
 
@@ -116,6 +119,27 @@ def test_of_streams_that_are_made_at_once_one_gets_the_subject(store: Store, tmp
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(make, range(4))) == 1
     assert len(store.streams()) == 3
+
+
+def test_overlaps_are_those_of_every_stream_as_it_is_now(tmp_path: Path) -> None:
+    rng, subjects = random.Random("overlaps"), ["a", "a.b", "a.*", "b.>", "*", "*.b", ">", "b.c.d", "c"]
+    with Store.create(tmp_path / "many") as store:
+        for step in range(60):
+            name = f"S{rng.randrange(8)}"
+            config = {"name": name, "subjects": rng.sample(subjects, rng.randint(1, 3))}
+            if name not in store.streams():
+                store.add_stream(config, allow_overlap=True)
+            elif rng.random() < 0.3:
+                store.delete_stream(name)
+            else:
+                store.edit_stream(config, allow_overlap=True)
+            state, asked = store.view().state, rng.sample(subjects, rng.randint(1, 3))
+            expected = sorted(
+                stream.name
+                for stream in state.streams.values()
+                if stream.name != "S0" and any(filters_overlap(a, b) for a in asked for b in stream.config.subjects)
+            )
+            assert [overlap.other for overlap in overlaps(state, "S0", asked)] == expected, step
 
 
 def test_a_copy_of_a_stream_keeps_its_subjects(store: Store, tmp_path: Path) -> None:
