@@ -89,7 +89,10 @@ def _rolled_up(log: Log) -> np.ndarray:
 def _in_order(log: Log, limits: Limits, rows: np.ndarray, places: np.ndarray) -> Replayed:
     live = _Live(log, limits)
     count = len(log.sequences)
-    all_places = np.concatenate((log.places, places))
+    # The server writes messages by sequence. What lies in front of a lower one, or behind a higher one, was put there
+    # by damage, and must not make others go.
+    message_places = np.minimum.accumulate(log.places[::-1])[::-1]
+    all_places = np.concatenate((message_places, places))
     events = np.concatenate((np.arange(count), -1 - rows))[np.argsort(all_places, kind="stable")]
     for event in events.tolist():
         if event >= 0:

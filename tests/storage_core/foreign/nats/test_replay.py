@@ -92,6 +92,23 @@ def test_a_value_that_a_removed_marker_had_replaced_does_not_come_back() -> None
     assert replayed(history, limits)[1] == [2]
 
 
+def test_a_record_that_damage_put_in_front_of_lower_ones_is_not_replaced_by_them() -> None:
+    """Place 0 holds a copy of message 4; the own place of that is gone."""
+    log = Log(
+        sequences=np.array([1, 2, 3, 4, 5]),
+        sizes=np.full(5, SIZE, np.int64),
+        times_ns=np.arange(5) * 1000,
+        places=np.array([100, 150, 200, 0, 50]),
+        subjects=np.array([0, 1, 1, 1, 0]),
+        ttls_ns=None,
+        rollups=None,
+        removals=np.array([5]),
+        removal_places=np.array([80]),
+    )
+    outcome = replay(log, Limits(0, 0, 0, max_msgs_per_subject=1, first_sequence=0))
+    assert log.sequences[outcome.keep].tolist() == [4]
+
+
 def test_a_full_stream_proves_that_all_below_it_went() -> None:
     limits = Limits(3, 0, 0, 0, 0)
     outcome, kept = replayed([("store", 0, 0)] * 5, limits)
