@@ -224,8 +224,8 @@ def _lies_earlier(store: Kept, place: Path, folder: Path, blocks: list[Path]) ->
 
 def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
     """Return the messages of first and last slices of channels that are gone with their indexes, those of last slices
-    also if the slice is cut behind a record. The server drops first ones so when a limit is reached, and keeps its
-    limits in no file of the store; the channel ended so earlier.
+    also if the slice is cut behind a record, or zero from there on. The server drops first ones so when a limit is
+    reached, and keeps its limits in no file of the store; the channel ended so earlier.
     """
     gone: set[tuple[str, int]] = set()
     folders: dict[Path, list[Path]] = {}
@@ -239,7 +239,9 @@ def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
             gone.update((folder.name, sequence) for sequence in range(*store.spans[path]))
         for path in reversed(slices):
             content, ends = _bytes(place / path) or b"", sorted(store.ends[path])
-            is_cut = store.whole[path].startswith(content) and (not content or len(content) in ends)
+            content = next((content[:end] for end in ends if not any(content[end:])), content)  # zero bytes are padding
+            own = store.whole[path][: len(content)]
+            is_cut = not content or (len(content) in ends and own[-8:] == content[-8:])
             if not is_cut or _bytes(place / path.with_suffix(".idx")) is not None:
                 break
             first, end = store.spans[path]
