@@ -379,8 +379,8 @@ class _Look:
             self.first = self.entries[0].sequence
         elif self.summary.first and not self.summary.front_damaged:
             self.first = self.summary.first
-        elif self.summary.first or self.summary.tail_damaged or not (self.file.size or is_last):
-            # The server makes an empty file when it begins a slice; one that another follows had messages. Damage at
+        elif self.summary.first or self.summary.tail_damaged or not is_last:
+            # Only the last slice may have been begun without a message; one that another follows had some. Damage at
             # the beginning goes back to where the slice in front ends.
             missing = max(1, self.summary.first - 1)
             self.first = before.last + 1 if before else 1 if self.file.number == 1 else missing

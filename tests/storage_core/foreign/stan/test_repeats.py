@@ -311,6 +311,15 @@ def test_of_two_slices_that_leave_no_room_for_a_third_either_may_be_its_copy(
     assert {(place.first, place.end) for place in told if place.costs} == {(1, 21), (61, None)}
 
 
+@pytest.mark.parametrize("zeros", [0, 60])
+def test_a_first_slice_without_a_record_lost_what_lay_in_front_of_the_second(
+    writer: Any, read: Read, make_channel: Any, zeros: int
+) -> None:
+    store = make_channel(msgs_1_dat=[writer.version, bytes(zeros)], msgs_2_dat=writer.slice(21, 36))
+    with pytest.raises(DataLossError, match="sequences 1 to 20 are lost"):
+        read(store)
+
+
 def test_an_index_bounds_what_a_copy_of_another_slice_took_the_place_of(
     writer: Any, read: Read, make_channel: Any
 ) -> None:
