@@ -33,6 +33,10 @@ __all__ = [
 ]  # fmt: skip
 
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
+if not (4, 0) <= SPARK < (4, 4):
+    raise ImportError(
+        f"jstream needs Spark 4.0 to 4.3, and this Python has PySpark {pyspark.__version__}", name="pyspark"
+    )
 SAYS_LIMITS = SPARK >= (4, 2)
 HAS_ARROW_UDF = SPARK >= (4, 1)
 AVAILABLE_NOW, PROCESS_ALL = "availablenow", "processallavailable"  # as the option `trigger` says it

@@ -103,3 +103,14 @@ def test_spark_that_has_no_python_sources_is_named_and_the_store_works(
             f"ImportError: {name} of jstream needs Spark 4.0 to 4.3, and this Python has {says}. "
             "Store works without Spark"
         )
+
+
+def test_spark_that_came_later_is_named() -> None:
+    script = "import pyspark; pyspark.__version__ = '4.4.0.dev1'; import pyspark_jstream as j; j.Store; j.{}"
+    done = python(script.format("scan"), ROOT)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "ImportError: scan of jstream needs Spark 4.0 to 4.3, and this Python has PySpark 4.4.0.dev1"
+    )
+    done = python(script.format("DefaultSource(options={}).schema()"), ROOT)
+    assert "ImportError: jstream needs Spark 4.0 to 4.3, and this Python has PySpark 4.4.0.dev1" in done.stderr
