@@ -142,6 +142,7 @@ class Connection:
 
     def _start_tls(self, name: str) -> None:
         assert self._socket is not None
+        self._socket.settimeout(self.silence_s)  # reading has left a shorter one
         try:
             self._socket = self._login.tls().wrap_socket(self._socket, server_hostname=name)
         except ssl.SSLError as error:

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -100,6 +101,24 @@ def test_login_is_taken_and_a_wrong_one_is_refused(tmp_path: Path, way: Callable
         if way is not by_certificate:
             assert isinstance(raised.value, LoginError)
     assert SECRET not in repr(Login(**right)) + str(raised.value)
+
+
+def test_a_handshake_has_the_time_that_a_silent_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+    wrap = ssl.SSLContext.wrap_socket
+
+    def wrapped(context: ssl.SSLContext, plain_socket: socket.socket, **options: Any) -> ssl.SSLSocket:
+        limits.append(plain_socket.gettimeout())
+        return wrap(context, plain_socket, **options)
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrapped)
+    for way in (by_tls, by_tls_first):
+        (tmp_path / way.__name__).mkdir()
+        config, right, _, address = way(tmp_path / way.__name__)
+        with live_server(tmp_path / way.__name__ / "server", config=config, jetstream="off") as server:
+            with Connection([address(server.port)], Login(**right), silence_s=17.0) as connection:
+                assert connection.info["tls_required"]
+    assert limits == [17.0, 17.0]
 
 
 def test_variables_of_the_environment_stand_in_for_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
