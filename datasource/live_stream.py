@@ -77,9 +77,8 @@ class LiveSource:
         self._servers = servers_of(settings)
         self._connection: Connection | None = None
         self._patience = Patience(settings.trigger_delay_max_s, time.monotonic())
-        self._available_now_ends: dict[str, Position] | None = (
-            None  # AvailableNow: nothing beyond them is read in this run
-        )
+        # Of a run that ends: nothing beyond them is read.
+        self._available_now_ends: dict[str, Position] | None = None
         self._initial: Json | None = None
         self._idle = IdleWait(time.monotonic, time.sleep)
         self._ends: Json = {}  # true ends, as the last call found them

@@ -84,9 +84,8 @@ class StreamSource:
         self._reader = QueryReader(self._store, settings.consumer, settings.consumer_takeover)
         self._policy = FAIL if settings.fail_on_data_loss else CONTINUE
         self._patience = Patience(settings.trigger_delay_max_s, clock())
-        self._available_now_ends: dict[str, _AvailableNowEnd] | None = (
-            None  # AvailableNow: nothing beyond them is read in this run
-        )
+        # Of a run that ends: nothing beyond them is read.
+        self._available_now_ends: dict[str, _AvailableNowEnd] | None = None
         self._starts: dict[str, Start] | None = None
         self._initial: Json | None = None
         self._quiet: tuple[View, Json] | None = None  # nothing is new, and will not be by time alone

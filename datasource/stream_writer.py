@@ -39,7 +39,7 @@ from datasource.writer import (
 )
 from storage_core import Store
 from storage_core.errors import FencedError, RequirementError, StorageError
-from storage_core.metadata.state import StreamState
+from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.writing.appends import WriterBatch
 from storage_core.store.writing.staging import Transaction
 
@@ -170,9 +170,8 @@ def _has_begun(store: Store, identity: WriterBatch) -> bool:
     return any(writer is not None and identity.run in (writer.run, *writer.superseded) for writer in writers)
 
 
-def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState]:
+def _streams(state: StoreState, transaction: Transaction) -> Mapping[str, StreamState]:
     """Return the streams of the transaction that are still there."""
-    state = store.view().state
     streams = {name: state.by_incarnation(target.incarnation) for name, target in transaction.targets.items()}
     return {name: stream for name, stream in streams.items() if stream is not None}
 
@@ -180,7 +179,8 @@ def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState
 def _explain(store: Store, transaction: Transaction, identity: WriterBatch, error: StorageError) -> NoReturn:
     """Raise what the store refused the batch with, and what to do about it."""
     if isinstance(error, FencedError):
-        kept = (store.view().state.writers, *(stream.writers for stream in _streams(store, transaction).values()))
+        state = store.view().state
+        kept = (state.writers, *(stream.writers for stream in _streams(state, transaction).values()))
         writers = [stored.get(identity.writer) for stored in kept]
         if any(stored is not None and identity.run in stored.superseded for stored in writers):
             raise FencedError(
@@ -195,7 +195,7 @@ def _explain(store: Store, transaction: Transaction, identity: WriterBatch, erro
             "that are gone): start it once with option failOnChangedBatch=false, and what was stored first counts"
         ) from error
     if isinstance(error, RequirementError):
-        for name, stream in _streams(store, transaction).items():
+        for name, stream in _streams(store.view().state, transaction).items():
             writer = stream.writers.get(identity.writer)
             if writer is not None and writer.query != identity.query:
                 theirs = f"query {writer.query}, up to batch {writer.last_batch}" if writer.query else "a batch job"

@@ -59,9 +59,10 @@ def following(
     index = store.view().index
     while True:
         wait()
-        if store.view().index == index:
+        newest = store.view().index
+        if newest == index:
             continue
-        index, listed = store.view().index, store.events(stream=stream, kind=kind)
+        index, listed = newest, store.events(stream=stream, kind=kind)
         yield from _new(seen, listed)
         seen = listed
 

@@ -112,9 +112,7 @@ class PendingMessages:
         return rows[rows["deadline_ns"] <= now_ns]
 
     def put(self, sequences: SequenceSet, rows: np.ndarray) -> "PendingMessages":
-        """Return a copy in which `rows` replace all that is pending among `sequences`; the rows are disjoint and within
-        them.
-        """
+        """Return a copy in which `rows`, disjoint and of `sequences`, replace all that is pending among these."""
         if not sequences:
             return self
         if not self._chunks:

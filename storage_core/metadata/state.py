@@ -299,23 +299,21 @@ class Streams(Mapping[str, StreamState]):
     def _by_first_token(self) -> SharedMap[str, frozenset[str]]:
         """Return the case-folded names of streams by the first tokens of their subjects."""
         asked, by_token = self._tokens
-        for _, former, now in self._by_name.changes_since(asked):
-            if former is not None and now is not None and former.config.subjects == now.config.subjects:
-                continue
-            for stream, is_there in ((former, False), (now, True)):
-                for token in (
-                    {_first_token(subject) for subject in stream.config.subjects} if stream is not None else ()
-                ):
-                    assert stream is not None
-                    key, others = {stream.name.casefold()}, by_token.get(token, _NONE)
-                    keys = others | key if is_there else others - key
-                    by_token = by_token.with_item(token, keys) if keys else by_token.without(token)
+        for key, former, now in self._by_name.changes_since(asked):
+            before, after = _first_tokens(former), _first_tokens(now)
+            for token in before ^ after:
+                keys = by_token.get(token, _NONE) ^ {key}
+                by_token = by_token.with_item(token, keys) if keys else by_token.without(token)
         self._tokens = (self._by_name, by_token)
         return by_token
 
 
 _ANY_TOKEN = "*"
 _NONE: frozenset[str] = frozenset()
+
+
+def _first_tokens(stream: StreamState | None) -> set[str]:
+    return {_first_token(subject) for subject in stream.config.subjects} if stream is not None else set()
 
 
 def _first_token(subject: str) -> str:

@@ -79,11 +79,25 @@ class ReadableStream(ABC):
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters = check_filters(subject)
         request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
-        view, stream = self._look()
-        slices = contents.slices(self._store, stream, request, view)
-        options = ReadOptions(tuple(schema.names), subject_filters=filters, on_data_loss=on_data_loss)
-        batches = read_slices(slices, options, report, env=self._store.environment)
+        batches = self._batches(*self._look(), request, schema.names, on_data_loss, report)
         return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def _batches(
+        self,
+        view: View,
+        stream: StreamState,
+        request: ReadRequest,
+        columns: Sequence[str],
+        on_data_loss: str,
+        report: Callable[[ReadDamage], None] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a request, with these columns."""
+        options = ReadOptions(
+            tuple(columns), request.subject_filters, request.time_first_ns, request.time_end_ns,
+            on_data_loss=on_data_loss,
+        )  # fmt: skip
+        slices = contents.slices(self._store, stream, request, view)
+        return read_slices(slices, options, report, env=self._store.environment)
 
     def to_polars(
         self,
@@ -113,12 +127,7 @@ class ReadableStream(ABC):
         view, stream = self._look()
 
         def read(request: ReadRequest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            options = ReadOptions(
-                tuple(columns), request.subject_filters, request.time_first_ns, request.time_end_ns,
-                on_data_loss=on_data_loss,
-            )  # fmt: skip
-            slices = contents.slices(self._store, stream, request, view)
-            return read_slices(slices, options, env=self._store.environment)
+            return self._batches(view, stream, request, columns, on_data_loss)
 
         request = ReadRequest((self.name,), {self.name: check_range(first, end)}, subject_filters=filters)
         return lazy_frame(read, request, schema)

@@ -319,17 +319,17 @@ class Consumer(ConsumerPosition):
         Takes a table that `fetch` returned, a part of it, or sequences: a number, a range, a column, any iterable. With
         ack_policy "all" every pending message below the highest sequence is acknowledged, too.
         """
-        return self._settle(ACK, sequences)
+        return self._acknowledge(ACK, sequences)
 
     def nak(self, sequences: Sequences, delay_s: float = 0) -> int:
         """Ask for these messages again, after `delay_s`; return how many of them were waited for."""
-        return self._settle(NAK, sequences, nanoseconds("delay_s", delay_s))
+        return self._acknowledge(NAK, sequences, nanoseconds("delay_s", delay_s))
 
     def term(self, sequences: Sequences) -> int:
         """Say that these messages are given up and never to be handed out again; return how many were waited for."""
-        return self._settle(TERM, sequences)
+        return self._acknowledge(TERM, sequences)
 
-    def _settle(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
+    def _acknowledge(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
         meant = sequence_set(sequences, self.stream_name)
 
         def job(session: Session) -> int:
