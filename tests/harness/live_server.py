@@ -14,7 +14,7 @@ from typing import Any
 from storage_core.errors import ServerError
 from storage_core.live.connection import Connection
 from storage_core.live.login import Address, Login
-from storage_core.live.server import Servers
+from storage_core.live.server import Servers, stream_info
 
 INSTALLED = Path(sys.executable).parent / "nats-server"
 FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "nats-servers"  # scripts/nats_servers.py
@@ -131,6 +131,17 @@ def create_stream(connection: Connection, name: str, **config: Any) -> dict[str,
             if error.error_code not in (503, 10005, 10008, 10009) or time.monotonic() > end_s:
                 raise
             time.sleep(0.1)
+
+
+def leader_of(servers: Sequence[LiveServer], stream: str) -> LiveServer:
+    """Return the server of a cluster that leads the stream; after a leader has gone, the next one is waited for."""
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        info = Servers(tuple(server.address for server in servers)).retrying(lambda found: stream_info(found, stream))
+        if "leader" in info.answer["cluster"]:
+            return servers[int(info.answer["cluster"]["leader"][1:])]
+        time.sleep(0.1)
+    raise AssertionError(f"no server leads {stream!r} after {START_S:g} s")
 
 
 def frame(subject: str, payload: bytes, headers: Sequence[tuple[str, bytes]] | None = None, reply: str = "") -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness.live_server import BINARIES, LiveServer, cluster, connect, create_stream, fill, frame
+from harness.live_server import BINARIES, LiveServer, cluster, connect, create_stream, fill, frame, leader_of
 
 from storage_core.errors import FencedError, InvalidMessageError, RequirementError, ServerError
 from storage_core.live.publishing import Mode, Published, Publisher, Target, WriterPart, choose
@@ -274,8 +274,7 @@ def test_rows_are_stored_once_while_a_cluster_loses_its_leader(tmp_path: Path, m
         with connect(addresses) as connection:
             create_stream(connection, "A", num_replicas=3, allow_atomic=True)
             target = choose(stream_info(connection, "A"), connection.version, mode, None, may_mark=True)
-            leader = stream_info(connection, "A").answer["cluster"]["leader"]
-        stop = threading.Timer(0.3, servers[int(leader[1:])].stop, [signal.SIGKILL])
+        stop = threading.Timer(0.3, leader_of(servers, "A").stop, [signal.SIGKILL])
         stop.start()
         published = publish(Servers(addresses, silence_s=4.0), target, count=40_000)
         stop.join()

@@ -22,6 +22,7 @@ from harness.live_server import (
     create_stream,
     fill,
     frame,
+    leader_of,
     live_server,
     numbered,
 )
@@ -360,12 +361,6 @@ def test_range_survives_step_downs_and_the_death_of_the_leader(tmp_path: Path, b
         with connect(addresses) as connection:
             connection.request("STREAM.LEADER.STEPDOWN", "R3")
         taken.append(next(batches))
-        leader = info_leader(addresses)
-        servers[int(leader[1:])].stop(signal.SIGKILL)
+        leader_of(servers, "R3").stop(signal.SIGKILL)
         taken += batches
     assert sequences_of(iter(taken)) == list(range(1, 120_001))
-
-
-def info_leader(addresses: tuple[Any, ...]) -> str:
-    with connect(addresses):
-        return str(Servers(addresses).retrying(lambda other: stream_info(other, "R3")).answer["cluster"]["leader"])
