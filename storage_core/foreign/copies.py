@@ -20,7 +20,7 @@ from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.in_use import Writer, writers
 from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
-from storage_core.foreign.union import StreamCopy, UnionSlice, clip, plan_union
+from storage_core.foreign.union import StreamCopy, UnionSlice, clip, is_torn_behind, plan_union
 from storage_core.foreign.vote import SEQUENCE_END
 from storage_core.paths import labels_of
 from storage_core.sequences import SequenceSet
@@ -157,7 +157,9 @@ class CopiesStore(ABC, Generic[P, E]):
         own = [state for copy, state in readable if copy.path not in former] or states
         filled = [state for state in own if state.first <= state.last] or own
         first = min(state.first for state in filled)
-        return first, max(first, *(state.last + 1 for state in states))
+        ends = {copy.path: state.last + 1 for copy, state in readable}
+        end = max(first, *ends.values())
+        return first, end + is_torn_behind(self._stream_copies(copies), ends)
 
     def notes(self, stream: str) -> list[str]:
         """Return what is wrong beside the messages of a stream, which is read all the same."""

@@ -27,8 +27,8 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
     """
     copies, ranges = store.side_by_side(stream)
     described = {copy.path: copy for copy in store.copies(stream)}
-    ends = [copy.last + 1 for copy in described.values() if copy.last is not None]
-    collected = _Collected(copies, max(ends, default=1))
+    is_readable = any(copy.last is not None for copy in described.values())
+    collected = _Collected(copies, store.bounds(stream)[1] if is_readable else 1)
     for done, part in enumerate(ranges):
         collected.add(examine_foreign_slice(part, files), part.first, part.end)
         if progress is not None:

@@ -6,7 +6,7 @@ digests of all messages of all copies (24 bytes each are kept), which vote.py de
 are served, mostly from one copy. What copies differ in is reported as damage that costs nothing, unless it does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -260,13 +260,31 @@ class _Ends:
         """Return where the sequences end that a damage of one copy, without an end of its own, may have cost."""
         assert damage.first is not None, damage
         others = [at for at in range(len(self._lasts)) if at != copy and self._part.copies[at].sure_from < SEQUENCE_END]
-        furthest = max((self._lasts[at] for at in others), default=NOWHERE)
-        furthest = max(furthest, min(self._part.copies[copy].vouched_end, self._part.end) - 1)
-        if furthest >= damage.first:
-            return furthest + 1
-        agreeing = sum(self._lasts[at] == damage.first - 1 and not self._torn[at] for at in others)
-        # Where most copies end whole in front of it, nothing was stored there that a cluster would have acknowledged.
-        return damage.first if 2 * agreeing > len(self._lasts) else self._part.end
+        end = max(damage.first, *(self._lasts[at] + 1 for at in others), 0)
+        vouched_end = min(self._part.copies[copy].vouched_end, self._part.end)
+        if vouched_end > damage.first and vouched_end >= end:
+            return vouched_end
+        whole = sum(self._lasts[at] != NOWHERE and not self._torn[at] for at in others)
+        return end if _are_most(whole, len(self._lasts)) else self._part.end
+
+
+def is_torn_behind(copies: Sequence[StreamCopy], ends: Mapping[str, int]) -> bool:
+    """Return whether a copy may have had messages behind the last one of all copies, since its own end is damaged.
+
+    `ends` are those of readable copies by path; a damaged end counts as a message there already.
+    """
+    end = max(ends.values())
+    own = [copy for copy in copies if copy.sure_from < SEQUENCE_END]
+    torn = {copy.path for copy in own if any(part.end >= SEQUENCE_END for part in copy.slices)}
+    whole = sum(bool(copy.slices) and copy.path not in torn for copy in own)
+    is_open = any(copy.path in torn and copy.vouched_end < end for copy in own)
+    is_counted = {path for path, own_end in ends.items() if own_end == end} <= torn
+    return len(copies) > 1 and is_open and not is_counted and not _are_most(whole, len(copies))
+
+
+def _are_most(whole_count: int, copy_count: int) -> bool:
+    """Return whether nothing was stored behind the ends of the whole copies that a cluster would have acknowledged."""
+    return 2 * whole_count > copy_count
 
 
 def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignDamage], ends: _Ends) -> Ballot:
@@ -350,14 +368,14 @@ def _decided(
         yield replace(
             damage, first=first, end=None if has_no_end else stop, lost_count=None, reason=reason, places=more
         )
-    if costs:
+    unclear = borrowed.count_in(damage.first, end) > 0
+    if costs and not unclear:
         return
     which = f"sequence {damage.first}" if damage.end == damage.first + 1 else f"sequences from {damage.first} on"
     if damage.end is not None and damage.end > damage.first + 1:
         which = f"sequences {damage.first} to {damage.end - 1}"
     what = "not" if damage.gone else "damaged"
     reason = f"{which} {what} in {label}, read from other copies where there were any: {damage.reason}"
-    unclear = borrowed.count_in(damage.first, end) > 0
     if unclear:
         reason = f"{reason}; only a copy that no longer belongs to the stream has them, or some: they may be removed"
     yield replace(damage, elsewhere=True, open=False, unclear=unclear, reason=reason)

@@ -207,15 +207,14 @@ def test_a_message_that_no_copy_has_whole_is_lost_and_told(nodes: list[Path]) ->
 def test_every_copy_may_lack_something_else(nodes: list[Path]) -> None:
     block(nodes[0], 1).unlink()
     block(nodes[1], 2).unlink()
-    path = block(nodes[2], 2)
-    path.write_bytes(path.read_bytes()[:-20])
+    flip(block(nodes[2], 2), b"data 9")
     assert shown(read(nodes, listen=False)) == EXPECTED
     found = drift(nodes)
     assert not any(copy.whole for copy in found.copies)
     assert found.verdict() == "0 of 3 copies are whole, nothing lost"
     missing = [list(copy.runs.sequences(State.MISSING).ranges()) for copy in found.copies]
     assert missing == [[(1, 5), (6, 7)], [(7, 13)], []]
-    assert list(found.copies[2].runs.sequences(State.DAMAGED).ranges()) == [(12, 13)]
+    assert list(found.copies[2].runs.sequences(State.DAMAGED).ranges()) == [(9, 10)]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +270,24 @@ def test_a_torn_end_behind_which_most_copies_have_nothing_loses_nothing(nodes: l
         read(nodes[:2], listen=False)
     with pytest.raises(DataLossError, match="from sequence 13 on are lost"):
         read(nodes[:1], listen=False)
+
+
+@pytest.mark.parametrize("torn", [12, 8])
+def test_two_torn_ends_of_three_may_have_gone_behind_the_third(nodes: list[Path], torn: int) -> None:
+    """The third node may have stopped before the others, which then acknowledged more messages."""
+    for node in nodes[:2]:
+        path = block(node, 2)
+        content = path.read_bytes()
+        path.write_bytes(content[: content.index(b"data %d" % torn)])
+    assert shown(read(nodes)) == EXPECTED
+    assert list(drift(nodes).lost.ranges()) == [(13, 14)]
+    store = open_foreign(nodes, "nats")
+    assert store.bounds("S") == (1, 14)
+    with pytest.raises(DataLossError, match="from sequence 13 on are lost"):
+        read(nodes, listen=False)
+    shutil.copy(block(nodes[2], 2), block(nodes[1], 2))
+    assert shown(read(nodes, listen=False)) == EXPECTED
+    assert (drift(nodes).lost.run_count, open_foreign(nodes, "nats").bounds("S")) == (0, (1, 13))
 
 
 def test_a_copy_that_cannot_be_read_is_left_out_and_told(nodes: list[Path]) -> None:
