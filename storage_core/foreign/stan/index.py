@@ -59,6 +59,22 @@ def first_and_last(path: str | Path, files: Files = OS_FILES) -> tuple[IndexEntr
     return None if first is None or last is None or last.sequence < first.sequence else (first, last)
 
 
+def ends_whole(path: str | Path, last: IndexEntry, files: Files = OS_FILES) -> bool:
+    """Return whether the file ends with this entry, so that it lists no message behind it."""
+    try:
+        file = files.open(Path(os.path.realpath(path)))
+    except OSError as error:
+        raise_if_of_process(error)
+        return False
+    try:
+        return _decode(file.read_at(file.size() - ENTRY.size, ENTRY.size), 0) == last
+    except OSError as error:
+        raise_if_of_process(error)
+        return False
+    finally:
+        file.close()
+
+
 def count_entries(path: str | Path, files: Files = OS_FILES) -> int:
     """Return how many entries fit into the file, 0 if there is none."""
     return max(0, size_of(Path(path), files) - FILE_HEADER_SIZE) // ENTRY.size

@@ -25,7 +25,7 @@ import numpy as np
 
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.directory import ChannelDirectory, SliceFile
-from storage_core.foreign.stan.index import IndexEntry, count_entries, first_and_last
+from storage_core.foreign.stan.index import IndexEntry, count_entries, ends_whole, first_and_last
 from storage_core.foreign.stan.messages import SEQUENCE, place_sequences, strangers
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.reading import SEQUENCE_END, refuse_encrypted
@@ -38,12 +38,14 @@ from storage_core.foreign.stan.record import (
     SEQUENCE_MAX,
     SUBJECT,
     checksum_name,
+    walk,
 )
 from storage_core.foreign.stan.repeats import Choice, Told, compare, read_numbers
-from storage_core.foreign.stan.scan import Cause, scan_file
+from storage_core.foreign.stan.scan import Cause, Window, scan_file
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 
+RECORD_SIZE_MIN = HEADER_SIZE + 2 + 2 + 10  # bytes, and the subject: sequence, subject, time since 1972
 SAMPLE_SIZE = 64 << 10  # bytes from the beginning of a slice that are looked at for encryption
 
 
@@ -96,7 +98,7 @@ class _Summary:
     first: int  # 0: no message was found
     last: int
     count: int
-    front_damaged: bool  # in front of the first message
+    front_count: int  # of messages that the damage in front of the first one may have cost at most, 0: none is there
     tail_damaged: bool  # behind the last one
 
 
@@ -151,7 +153,8 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
     count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
     newest = max(looks + dropped, key=lambda look: look.file.number)
     if end < SEQUENCE_END and (doubt := _doubt_of_end(channel, looks, newest, choices)):
-        told_at_end = [*told_at_end, Told(newest.file.path, 0, newest.file.size, end, SEQUENCE_END, doubt, True)]
+        missing = looks[-1].extent.last + 1
+        told_at_end = [*told_at_end, Told(newest.file.path, 0, newest.file.size, missing, SEQUENCE_END, doubt, True)]
         last, end = end, SEQUENCE_END
     bounds, hidden = (firsts[-1], SEQUENCE_END), left_out.get(looks[-1], SequenceSet.empty())
     slices.append(SliceState(looks[-1].file, firsts[-1], end, count, bounds, hidden, tuple(told_at_end)))
@@ -211,8 +214,8 @@ def _doubt_of_end(
     """Return why messages are missing behind the last one of a channel although its last records are true; "" if
     nothing says so."""
     end = looks[-1].end()
-    if end > looks[-1].extent.last + 1:
-        return ""  # an index tells of more, and that it is lost is told where the slice is read
+    if looks[-1].listed > looks[-1].extent.last:  # that it is lost is told where the slice is read
+        return "" if looks[-1].is_listed_whole else "its index is damaged at its end, and may have listed more messages"
     if end == looks[-1].first:
         return "the slice holds no message, but a server begins a slice with one"
     if channel.slices[-1].number > newest.file.number + 1:
@@ -377,20 +380,25 @@ class _Look:
             return
         if self.entries is not None and self.entries[0].offset_bytes == FILE_HEADER_SIZE:
             self.first = self.entries[0].sequence
-        elif self.summary.first and not self.summary.front_damaged:
+        elif self.summary.first and not self.summary.front_count:
             self.first = self.summary.first
         elif self.summary.first or self.summary.tail_damaged or not is_last:
             # Only the last slice may have been begun without a message; one that another follows had some. Damage at
             # the beginning goes back to where the slice in front ends.
-            missing = max(1, self.summary.first - 1)
+            missing = max(1, self.summary.first - self.summary.front_count)
             self.first = before.last + 1 if before else 1 if self.file.number == 1 else missing
             self.first = min(self.first, self.summary.first or self.first)
 
     @property
     def last(self) -> int:
         """Return the highest sequence that the slice holds, or that its index lists."""
-        listed = self.entries[1].sequence if self.entries is not None else 0
+        listed = self.listed
         return listed if listed and self._ends_with(self.entries) else max(listed, self.summary.last, self.first - 1)
+
+    @property
+    def listed(self) -> int:
+        """Return the highest sequence that the index lists, 0 if it lists none."""
+        return self.entries[1].sequence if self.entries is not None else 0
 
     def end(self) -> int:
         """Return the end of the channel if this is its last slice, SEQUENCE_END if nothing tells it."""
@@ -402,6 +410,11 @@ class _Look:
         if summary is not None and summary.tail_damaged and last == max(summary.last, self.first - 1):
             return SEQUENCE_END
         return last + 1
+
+    @property
+    def is_listed_whole(self) -> bool:
+        """Return whether the index ends whole, so that it listed no message behind the last one that it lists."""
+        return self.entries is not None and ends_whole(self.file.index_path, self.entries[1], self._files)
 
     def _ends_with(self, entries: tuple[IndexEntry, IndexEntry] | None) -> bool:
         """Return whether the last entry of the index is the last record of the data file."""
@@ -441,7 +454,7 @@ class _Look:
 
 
 def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
-    first, last, count = 0, 0, 0
+    first, last, count, front_count = 0, 0, 0, 0
     front = tail = False
     try:
         for window in scan_file(file.path, MESSAGES, channel, file.size, files):
@@ -450,24 +463,35 @@ def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
             placed = np.flatnonzero(sequences)
             if not first:
                 placed = placed[_unvouched_count(window.records.good[placed], placed, sequences[placed]) :]
-            places: Sequence[int] = [stretch.offset_bytes for stretch in window.stretches if _matters(stretch.cause)]
+            marks = [stretch for stretch in window.stretches if stretch.cause is not Cause.HARMLESS]
+            places = [stretch.offset_bytes for stretch in marks if stretch.cause is not Cause.PADDING]
             if len(placed):
                 begin = window.offset_bytes + int(window.records.heads[placed[0]])
                 end = window.offset_bytes + int(window.records.ends[placed[-1]])
-                front |= not first and bool(tail or placed[0] > 0 or any(at < begin for at in places))
+                if not first:
+                    # Zero bytes are padding at the end alone.
+                    front |= placed[0] > 0 or any(stretch.offset_bytes < begin for stretch in marks)
+                    front_count = _room(channel, window, begin) if front else 0
                 first, last = first or int(sequences[placed[0]]), int(sequences[placed[-1]])
                 count += len(placed)
                 tail = placed[-1] + 1 < len(sequences) or any(at >= end for at in places)
             else:
                 tail = tail or bool(len(sequences)) or bool(places)
+                front |= bool(len(sequences)) or bool(marks)
     except OSError as error:
         raise_if_of_process(error)
         tail = True
-    return _Summary(first, last, count, bool(front), bool(tail))
+    return _Summary(first, last, count, front_count, bool(tail))
 
 
-def _matters(cause: Cause) -> bool:
-    return cause not in (Cause.HARMLESS, Cause.PADDING)
+def _room(channel: str, window: Window, end: int) -> int:
+    """Return how many messages the bytes of a slice up to `end` may have held at most: as many as the sizes there say
+    if these lead up to it, else as many as there is room for."""
+    if window.offset_bytes == FILE_HEADER_SIZE:
+        starts, _, stop = walk(memoryview(window.buffer), 0, end - window.offset_bytes, MESSAGES)
+        if stop == end - window.offset_bytes:
+            return len(starts)
+    return max(1, (end - FILE_HEADER_SIZE) // (RECORD_SIZE_MIN + len(channel.encode("utf-8", "surrogateescape"))))
 
 
 def _unvouched_count(good: np.ndarray, rows: np.ndarray, sequences: np.ndarray) -> int:

@@ -320,6 +320,56 @@ def test_a_first_slice_without_a_record_lost_what_lay_in_front_of_the_second(
         read(store)
 
 
+@pytest.mark.parametrize("index_size", [4 + 30 * 32 + 8, 4 + 30 * 32 - 20])
+@pytest.mark.parametrize("is_blank", [False, True])
+@pytest.mark.parametrize("data_size", [0, 9])
+def test_an_index_that_is_cut_within_an_entry_does_not_bound_the_channel(
+    writer: Any, read: Read, make_channel: Any, index_size: int, is_blank: bool, data_size: int
+) -> None:
+    """Data and index lost their ends: messages that neither of them tells of were there as well."""
+    data, index = writer.slice(1, 61), writer.index(1, 61)
+    data_size += len(writer.slice(1, 21))
+    padding = [bytes(len(data) - data_size), bytes(len(index) - index_size)] if is_blank else [b"", b""]
+    store = make_channel(msgs_1_dat=data[:data_size] + padding[0], msgs_1_idx=index[:index_size] + padding[1])
+    got, told = everything(store, read)
+    assert len(got) == 20
+    assert {(place.first, place.end) for place in told if place.costs} == {(21, None)}
+    with pytest.raises(DataLossError):
+        read(store)
+    listed = (index_size - 4) // 32
+    assert list(compare(open_foreign(store, "stan"), "foo").lost.ranges()) == [(21, listed + 2)]
+
+
+@pytest.mark.parametrize(
+    ("front", "first"),
+    [
+        ([b"", b""], 21),  # payloads that cannot be read: the sizes lead up to the first message that can
+        ([bytes(60)], 21),  # as many as there may have been
+    ],
+)
+def test_damage_in_front_of_a_channel_counts_all_its_messages(
+    writer: Any, read: Read, make_channel: Any, front: list[bytes], first: int
+) -> None:
+    """The slice in front is gone."""
+    damaged = [content or writer.record(b"\xff" * 25) for content in front]
+    store = make_channel(msgs_2_dat=[writer.version, *damaged, *run(writer, 23, 36)])
+    got, told = everything(store, read)
+    assert got == names(("a", 23, 36))
+    assert {(place.first, place.end) for place in told if place.costs} == {(first, 23)}
+    assert open_foreign(store, "stan").bounds("foo") == (first, 36)
+
+
+def test_a_copy_whose_last_record_is_damaged_leaves_the_channel_without_a_known_end(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    contents = channel_of(writer, (1, 21), (1, 21))
+    last = writer.message(20, data=b"a 20")
+    contents["msgs_2_dat"] = b"".join(contents["msgs_2_dat"])[: -len(last)] + last[:-1] + bytes([last[-1] ^ 1])
+    got, told = everything(make_channel(**contents), read)
+    assert got == names(("a", 1, 20))
+    assert {(place.first, place.end) for place in told if place.costs} == {(20, None), (20, 21)}
+
+
 def test_an_index_bounds_what_a_copy_of_another_slice_took_the_place_of(
     writer: Any, read: Read, make_channel: Any
 ) -> None:
