@@ -21,7 +21,6 @@ import re
 import shutil
 import threading
 import time
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -224,7 +223,7 @@ def _lies_earlier(store: Kept, place: Path, folder: Path, blocks: list[Path]) ->
 
 def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
     """Return the messages of first and last slices of channels that are gone with their indexes, those of last slices
-    also if the slice is cut behind a record, or zero from there on. The server drops first ones so when a limit is
+    also if the slice ends with a record of it, or is zero from there on. The server drops first ones so when a limit is
     reached, and keeps its limits in no file of the store; the channel ended so earlier.
     """
     gone: set[tuple[str, int]] = set()
@@ -240,12 +239,13 @@ def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
         for path in reversed(slices):
             content, ends = _bytes(place / path) or b"", sorted(store.ends[path])
             content = next((content[:end] for end in ends if not any(content[end:])), content)  # zero bytes are padding
-            own = store.whole[path][: len(content)]
-            is_cut = not content or (len(content) in ends and own[-8:] == content[-8:])
+            whole = store.whole[path]
+            cut = next((end for end in ends if whole[:end][-8:] == content[-8:]), 0)  # bytes may come in front of it
+            is_cut = not content or cut > 0
             if not is_cut or _bytes(place / path.with_suffix(".idx")) is not None:
                 break
             first, end = store.spans[path]
-            kept_count = max(0, bisect_right(ends, len(content)) - 1)
+            kept_count = ends.index(cut) if content else 0
             gone.update((folder.name, sequence) for sequence in range(first + kept_count, end))
             if kept_count:
                 break
