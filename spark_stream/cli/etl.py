@@ -1,10 +1,11 @@
-"""`jstream etl run|check|status|backfill`: pipelines, from a shell, cron, Airflow or spark-submit."""
+"""`jstream etl run|check|status|backfill|schema`: pipelines, from a shell, cron, Airflow or spark-submit."""
 
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -14,7 +15,17 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, VerbGroup, WrongUsage
 from spark_stream.cli.interrupts import EXIT_INTERRUPTED
-from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption, named_store, open_store
+from spark_stream.cli.options import (
+    GroupStoreOption,
+    JsonOption,
+    OnDataLossOption,
+    StoreOption,
+    StreamArgument,
+    SubjectFilterOption,
+    TakeOverOption,
+    named_store,
+    open_store,
+)
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.storage_options import put_into_environment
 from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say, write
@@ -179,6 +190,37 @@ def backfill(
             made.check()
             say(f"backfill of {covered(wanted.ranges)}")
             made.execute()
+
+
+@app.command("schema")
+def schema(
+    name: StreamArgument,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=1, max=100_000, help="Of how many messages, the last ones.")
+    ] = 1_000,
+    subject: SubjectFilterOption = None,
+    on_data_loss: OnDataLossOption = "fail",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Propose the table [payload] of a pipeline from a stream's last messages: their format, fields and types."""
+    from spark_stream.cli import follow
+    from spark_stream.cli.reading import plan_messages, read_messages
+    from spark_stream.look.search import MessageFilter
+    from spark_stream.pipelines.samples import propose
+
+    with open_store(store, read_only=True) as opened:
+        first = follow.first_of_last(opened, name, samples, MessageFilter.of(subject or ""), on_data_loss)
+        plan = plan_messages(opened, name, first, subject)
+        batches = read_messages(opened, plan, subject, on_data_loss, columns=("data",))
+        payloads = [payload for batch in batches for payload in batch.column("data").to_pylist()]
+    if not payloads:
+        raise CommandFailed(f"stream {name}: no message to propose a schema from")
+    proposal = propose(payloads)
+    if json:
+        print_json(asdict(proposal))
+    else:
+        print_lines([f"# from {proposal.sampled:,} messages of {name}", *proposal.toml().splitlines()])
 
 
 @app.command("fetch-jars")

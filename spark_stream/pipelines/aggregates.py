@@ -7,6 +7,7 @@
 Over a batch, each of these steps would see the messages of that batch alone: nothing here is ever run over one.
 """
 
+import hashlib
 import inspect
 import sys
 from typing import Any
@@ -18,6 +19,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from spark_stream.pipelines.config import APPEND, UPDATE, UPSERT, Pipeline, delay_ms
 from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.failures import explain
+from spark_stream.pipelines.payload import schema_file_of
 from storage_core.suggestions import instead
 
 CHANCE = "something random"
@@ -211,13 +213,16 @@ def _listed(seq: Any) -> list[Any]:
 def definition_of_state(pipeline: Pipeline, function: Any) -> dict[str, Any]:
     """Return what the state in a checkpoint was made by: with any of it changed, old sums would mix with new ones."""
     payload, transform, sink = pipeline.payload, pipeline.transform, pipeline.sink
-    definition = {
+    definition: dict[str, Any] = {
         "source.subject": pipeline.source.subject,
         "payload": [payload.format, " ".join(payload.schema.split()), payload.column],
         "transform.sql": " ".join(transform.sql.split()),
         "transform.watermark": {column: delay_ms(delay) for column, delay in transform.watermark.items()},
         "sink.output_mode": sink.output_mode,
     }
+    if payload.has_schema_file:
+        digest = hashlib.sha256(schema_file_of(pipeline)).hexdigest()
+        definition["payload"] += [digest, payload.message, payload.skip_bytes]
     if transform.python:
         definition["transform.python"] = inspect.getsource(sys.modules[function.__module__])
     if sink.output_mode == UPDATE:  # what no batch changes is in the old table alone

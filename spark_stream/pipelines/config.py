@@ -40,7 +40,7 @@ from storage_core.sequences import check_sequence
 from storage_core.subjects import is_filter, is_literal
 from storage_core.suggestions import did_you_mean
 
-JSON, MSGPACK, UTF8, BYTES = "json", "msgpack", "utf8", "bytes"
+JSON, MSGPACK, UTF8, BYTES, AVRO, PROTOBUF = "json", "msgpack", "utf8", "bytes", "avro", "protobuf"
 DELTA, JSTREAM, PARQUET, CONSOLE = "delta", "jstream", "parquet", "console"
 APPEND, UPSERT = "append", "upsert"  # mode of a sink
 UPDATE, COMPLETE = "update", "complete"  # output_mode of a sink; also append
@@ -105,9 +105,16 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a message. With `column` the view has it there whole, else each field is a column."""
 
-    format: Literal["json", "msgpack", "utf8", "bytes"] = "bytes"
+    format: Literal["json", "msgpack", "avro", "protobuf", "utf8", "bytes"] = "bytes"
     schema: str = ""  # DDL: `order_id STRING NOT NULL, amount DOUBLE`
+    schema_file: str = ""  # Avro: the schema; Protobuf: a set of descriptors
+    message: str = ""  # Protobuf: which message of the set
+    skip_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # before each record, as a schema registry puts them there
     column: str = ""
+
+    @property
+    def has_schema_file(self) -> bool:
+        return self.format in (AVRO, PROTOBUF)
 
 
 class Transform(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,15 +370,19 @@ def _check_start(file: Path, source: Source) -> None:
 
 
 def _check_payload(file: Path, payload: Payload, envelope: tuple[str, ...]) -> None:
-    structured = payload.format in (JSON, MSGPACK)
-    if structured and not payload.schema.strip():
-        raise DefinitionError(
-            file,
-            "payload.schema",
-            f"is missing: format {payload.format} needs one, such as 'order_id STRING, amount DOUBLE'",
-        )
-    if not structured and payload.schema:
-        raise DefinitionError(file, "payload.schema", f"format {payload.format} has no schema; leave it out")
+    for key, is_wanted, example in (
+        ("schema", payload.format in (JSON, MSGPACK), "'order_id STRING, amount DOUBLE'"),
+        ("schema_file", payload.has_schema_file, "'order.avsc'" if payload.format == AVRO else "'orders.desc'"),
+        ("message", payload.format == PROTOBUF, "'shop.Order'"),
+        ("skip_bytes", payload.has_schema_file, ""),
+    ):
+        is_given = bool(str(getattr(payload, key) or "").strip())
+        if is_wanted and example and not is_given:
+            raise DefinitionError(
+                file, f"payload.{key}", f"is missing: format {payload.format} needs one, such as {example}"
+            )
+        if is_given and not is_wanted:
+            raise DefinitionError(file, f"payload.{key}", f"format {payload.format} has no {key}; leave it out")
     if payload.column.lower() in envelope:
         raise DefinitionError(
             file, "payload.column", f"{payload.column!r} is a column of every message already: {', '.join(envelope)}"
@@ -521,6 +532,11 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
         dead = replace(
             dead, store=_no_servers(file, "dead_letters.store", volumes("dead_letters.store", dead.store, beside))
         )
+    payload = pipeline.payload
+    if payload.has_schema_file:
+        payload = replace(payload, schema_file=place_of(file, "payload.schema_file", payload.schema_file))
+        if not os.path.isfile(payload.schema_file):
+            raise DefinitionError(file, "payload.schema_file", f"{payload.schema_file} is not a file")
     checkpoint = place_of(file, "checkpoint", pipeline.checkpoint, remote=True)
     if not os.path.isabs(checkpoint) and not is_in_object_store(checkpoint):
         raise DefinitionError(
@@ -529,7 +545,7 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
             f"{checkpoint!r} is no folder that this host sees, and in no object store: a lock beside it keeps two runs "
             "apart",
         )
-    resolved = replace(pipeline, source=source, sink=sink, dead_letters=dead, checkpoint=checkpoint)
+    resolved = replace(pipeline, source=source, payload=payload, sink=sink, dead_letters=dead, checkpoint=checkpoint)
     _check_folders(resolved)
     return resolved
 

@@ -2,7 +2,8 @@
 
 A parsed DataFrame has the columns of the envelope, DATA (the payload as it came), BODY (the payload as a struct, null
 where there is none) and REASON (null: the message is good). `good` makes of it what transformations see; `bad` what
-dead letters are made of. Everything but msgpack is Spark's own expressions, evaluated in the JVM.
+dead letters are made of. MessagePack, Avro and Protobuf are decoded in Python; all else is Spark's own expressions,
+evaluated in the JVM.
 
 A field that the schema says is NOT NULL must be there; all others may be missing. Nothing is guessed: a value that is
 not of its type, something behind the JSON object, a list where an object belongs all make a message bad. So does a
@@ -15,6 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -38,7 +40,8 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from datasource.spark_versions import HAS_ARROW_UDF
+from datasource.spark_versions import HAS_ARROW_UDF, arrow_schema
+from spark_stream.pipelines import records
 from spark_stream.pipelines.config import BYTES, JSON, MSGPACK, UTF8, Payload, Pipeline
 from spark_stream.pipelines.errors import DefinitionError
 
@@ -61,6 +64,7 @@ class Fields:
     body: StructType
     shown: StructType
     column: str  # the struct as a whole under this name; empty: each field is a column
+    schema_file: bytes = b""  # content of the payload's
 
 
 def payload_fields(pipeline: Pipeline) -> Fields:
@@ -73,12 +77,34 @@ def payload_fields(pipeline: Pipeline) -> Fields:
         kind: DataType = StringType() if payload.format == UTF8 else BinaryType()
         body = StructType([StructField(payload.column or PLAIN_COLUMNS[payload.format], kind)])
         return Fields(body, body, "")
-    body = _parse_ddl(pipeline)
+    schema_file = schema_file_of(pipeline)
+    body = _record_type(pipeline, schema_file) if payload.has_schema_file else _parse_ddl(pipeline)
     shown = StructType([StructField(payload.column, body)]) if payload.column else body
     _check_names(pipeline, shown)
     for field in body.fields:
         _check_not_null(pipeline, field.name, field.dataType, False)
-    return Fields(body, shown, payload.column)
+    return Fields(body, shown, payload.column, schema_file)
+
+
+def schema_file_of(pipeline: Pipeline) -> bytes:
+    """Return the content of the payload's schema file, nothing if it has none. Raises DefinitionError."""
+    try:
+        return Path(pipeline.payload.schema_file).read_bytes() if pipeline.payload.has_schema_file else b""
+    except OSError as error:
+        raise DefinitionError(pipeline.file, "payload.schema_file", f"cannot be read: {error}") from error
+
+
+def _record_type(pipeline: Pipeline, content: bytes) -> StructType:
+    """Return the columns that the schema file describes. Raises DefinitionError."""
+    payload = pipeline.payload
+    try:
+        return records.record_type(payload.format, content, payload.message)
+    except records.SchemaFileError as error:
+        reason = f"{payload.schema_file}: {error}"
+        raise DefinitionError(pipeline.file, "payload.schema_file", reason) from error
+    except ImportError as error:
+        reason = f"{payload.format!r} needs the package {error.name}: pip install 'pyspark-jstream[{payload.format}]'"
+        raise DefinitionError(pipeline.file, "payload.format", reason) from error
 
 
 def _parse_ddl(pipeline: Pipeline) -> StructType:
@@ -131,6 +157,10 @@ def parse(messages: DataFrame, payload: Payload, fields: Fields) -> DataFrame:
         bad = data.isNotNull() & ~F.call_function("is_valid_utf8", data)
         reason = F.when(bad, F.lit("payload is not UTF-8")) if payload.format == UTF8 else F.lit(None).cast("string")
         return messages.select(*envelope, data.alias(DATA), body.alias(BODY), reason.alias(REASON))
+    if payload.has_schema_file:
+        decoded = messages.select(*envelope, data.alias(DATA), _decoded(data, payload, fields).alias("__decoded"))
+        body, reason = F.col("__decoded.body"), F.col("__decoded.problem")
+        return decoded.select(*envelope, F.col(DATA), body.alias(BODY), reason.alias(REASON))
     if payload.format == MSGPACK:
         made = messages.select(*envelope, data.alias(DATA), _json_of_msgpack(data).alias("__json"))
         text, problem = F.col("__json.text"), F.col("__json.problem")
@@ -361,6 +391,24 @@ def _unused_name(body: StructType) -> str:
 
 def _escape(name: str) -> str:
     return name.replace("`", "``")
+
+
+def _decoded(data: Column, payload: Payload, fields: Fields) -> Column:
+    """Return a struct of body and problem, as `records` decodes each payload of Avro or Protobuf."""
+    described, skip = (payload.format, fields.schema_file, payload.message), payload.skip_bytes
+    body = StructType([StructField(field.name, field.dataType) for field in fields.body.fields])
+    kind = StructType([StructField("body", body), StructField("problem", StringType())])
+    if not HAS_ARROW_UDF:
+        return F.udf(lambda record: records.decode_one(record, records.decoder(*described), skip), kind)(data)
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    of_body = arrow_schema(kind).field("body").type
+
+    def decode(payloads: pa.Array) -> pa.Array:
+        return records.decode_all(payloads.to_pylist(), records.decoder(*described), skip, of_body)
+
+    made: Column = arrow_udf(decode, kind)(data)  # type: ignore[call-overload]
+    return made
 
 
 def _json_of_msgpack(data: Column) -> Column:

@@ -158,7 +158,11 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
         ('"ORDERS"', '"ORDERS"\nstart = [1]', "source.start: [1] is not text or a whole number or a table"),
         ('kind = "delta"', "kind = 5", "sink.kind: 5 is not text"),
         ('kind = "delta"', "", "sink.kind: is missing"),
-        ('format = "json"', 'format = "JSON"', "payload.format: 'JSON' is not one of bytes, json, msgpack, utf8; did"),
+        (
+            'format = "json"',
+            'format = "JSON"',
+            "payload.format: 'JSON' is not one of avro, bytes, json, msgpack, protobuf, utf8; did",
+        ),
         ("checkpoint =", "trigger = 5\ncheckpoint =", "trigger: 5 is not a table"),
         ("[payload]", '[trigger]\nmode = "now"\n[payload]', "trigger.mode: 'now' is not one of available-now, cont"),
         (
@@ -206,6 +210,23 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
         ),
         ('schema = "order_id STRING NOT NULL"', "", "payload.schema: is missing: format json needs one"),
         ('format = "json"', 'format = "utf8"', "payload.schema: format utf8 has no schema"),
+        ('format = "json"', 'format = "avro"', "payload.schema: format avro has no schema"),
+        ('format = "json"', 'format = "json"\nskip_bytes = 5', "payload.skip_bytes: format json has no skip_bytes"),
+        (
+            'format = "json"\nschema = "order_id STRING NOT NULL"',
+            'format = "avro"',
+            "payload.schema_file: is missing: format avro needs one, such as 'order.avsc'",
+        ),
+        (
+            'format = "json"\nschema = "order_id STRING NOT NULL"',
+            'format = "avro"\nschema_file = "none.avsc"',
+            "none.avsc is not a file",
+        ),
+        (
+            'format = "json"\nschema = "order_id STRING NOT NULL"',
+            'format = "protobuf"\nschema_file = "orders.desc"',
+            "payload.message: is missing: format protobuf needs one, such as 'shop.Order'",
+        ),
         (
             'format = "json"',
             'format = "json"\ncolumn = "subject"',
