@@ -467,7 +467,7 @@ def _differs(what: str, mine: Said, said: Said, refused: set[str]) -> str:
 def cases(names: Iterable[str], seed: int) -> Iterator[tuple[str, int]]:
     """Yield cases without end, one store after another."""
     names = list(names)
-    while True:
+    while names:
         yield from ((name, seed) for name in names)
         seed += 1
 

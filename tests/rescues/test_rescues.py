@@ -18,7 +18,7 @@ from harness.rescues import Kept, Outcome, cases, kept, run, strict
 
 from storage_core.errors import StorageError
 
-SECONDS, CASE_COUNT = 60.0, {"nats": 300, "nats-field": 100, "stan": 200}
+SECONDS, CASE_COUNT = 60.0, {"nats": 300, "nats-field": 100, "stan": 200, "stan-field": 20}
 KEPT_CASES = {  # damages that were read wrong
     "nats": ["nats/r3-lagging-follower:5000142"],  # two torn ends of three copies
     "stan": [

@@ -125,7 +125,7 @@ def test_lost_messages_of_jetstream_stop_an_import_as_a_strict_read(jstream, nam
 
 
 def test_numbers_that_begin_again_stop_an_import_and_one_run_is_imported_past_them(jstream) -> None:
-    source = DATA / "stan-field" / "numbers-restart"
+    source = DATA / "stan-field" / "numbers-restart" / "store"
     outcome = jstream("import", "stan", source)
     assert outcome.code == 1
     assert "24 records with sequences 1 to 24 and other content" in outcome.err
@@ -141,7 +141,7 @@ def test_numbers_that_begin_again_stop_an_import_and_one_run_is_imported_past_th
 
 
 def test_an_empty_subs_dat_is_in_the_report(jstream) -> None:
-    outcome = jstream("import", "stan", DATA / "stan-field" / "subs-empty", "--json")
+    outcome = jstream("import", "stan", DATA / "stan-field" / "subs-empty" / "store", "--json")
     assert outcome.code == 1
     (row,) = json.loads(outcome.out)["damage"]
     assert row["left"] and "the subscriptions of the channel are gone" in row["reason"]

@@ -38,7 +38,7 @@ def of_others(told: Sequence[ForeignDamage]) -> list[tuple[int | None, int | Non
 
 
 def test_three_runs_of_a_real_server_in_a_file(read: Read) -> None:
-    store = FIELD / "numbers-restart"
+    store = FIELD / "numbers-restart" / "store"
     got, told = everything(store, read, "logs")
     assert got == names(("second run", 1, 62))
     other, copies = told
@@ -400,7 +400,7 @@ def test_a_slice_with_neither_its_version_nor_a_record_is_a_loss(
 @pytest.mark.parametrize("name", ["logs/subs.dat", "server.dat", "clients.dat"])
 def test_an_empty_file_beside_the_messages_is_a_row_and_costs_none(read: Read, tmp_path: Path, name: str) -> None:
     store = tmp_path / "store"
-    shutil.copytree(FIELD / "subs-empty", store)
+    shutil.copytree(FIELD / "subs-empty" / "store", store)
     (store / "logs" / "subs.dat").write_bytes(b"\x01\x00\x00\x00")
     (store / name).write_bytes(b"")
     got, told = everything(store, read, "logs")
@@ -411,7 +411,7 @@ def test_an_empty_file_beside_the_messages_is_a_row_and_costs_none(read: Read, t
 
 
 def test_an_empty_subs_dat_of_a_real_server_is_a_row(read: Read) -> None:
-    told = everything(FIELD / "subs-empty", read, "logs")[1]
+    told = everything(FIELD / "subs-empty" / "store", read, "logs")[1]
     assert ["subscriptions of the channel are gone" in place.reason for place in told] == [True]
 
 
