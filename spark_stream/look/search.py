@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from spark_stream.look.values import field_of, parsed
 from storage_core.store.arguments import check_filters
 
+SIZE_MAX = (1 << 31) - 1  # bytes of any message
 _AS_TEXT = pc.CastOptions(target_type=pa.string(), allow_invalid_utf8=True)
 _WORDS = {True: "true", False: "false"}
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -33,6 +34,7 @@ class MessageFilter:
     header: tuple[str, str | None] | None = None  # name in any case, value; None: any
     field: tuple[str, str | None] | None = None  # dotted path in JSON or MessagePack, value as text
     pattern: str = ""  # RE2, within the data; letters are UTF-8
+    parsed_size_max: int | None = None  # bytes of a message that is parsed for the field; None: any
 
     @classmethod
     def of(cls, subject: str = "", header: str = "", field: str = "", grep: str = "") -> "MessageFilter":
@@ -65,14 +67,27 @@ class MessageFilter:
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the wanted rows of a batch whose subjects are chosen already."""
+        return self.searched(batch)[0]
+
+    def searched(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        """Return the wanted rows of a batch, and how many others may be wanted but are too large to be parsed."""
+        rows = reduce(lambda rows, test: rows.filter(test(rows)) if rows.num_rows else rows, self._tests(), batch)
+        if self.field is None:
+            return rows, 0
+        small = pc.less_equal(pc.binary_length(rows.column("data")), self.parsed_size_max or SIZE_MAX)
+        parsed_rows = rows.filter(small)
+        return parsed_rows.filter(self._have_field(parsed_rows)), rows.num_rows - parsed_rows.num_rows
+
+    def _tests(self) -> list[Callable[[pa.RecordBatch], pa.Array]]:
+        """Return the tests of whole batches, in the order of what they cost."""
         tests: list[Callable[[pa.RecordBatch], pa.Array]] = []
         if self.header is not None:
             tests.append(self._have_header)
         if self.pattern:
             tests.append(lambda rows: pc.match_substring_regex(_text(rows), self.pattern))
         if self.field is not None:
-            tests += [self._may_have_field, self._have_field]
-        return reduce(lambda rows, test: rows.filter(test(rows)) if rows.num_rows else rows, tests, batch)
+            tests.append(self._may_have_field)
+        return tests
 
     def _have_header(self, rows: pa.RecordBatch) -> pa.Array:
         assert self.header is not None

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -137,10 +137,13 @@ async def form_of(request: Request, keys: Keys, needs_secret: bool = True) -> di
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise FormRefused("this form came from another site")
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_SIZE_MAX:
-            raise FormRefused(f"a form has at most {FORM_SIZE_MAX} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > FORM_SIZE_MAX:
+                raise FormRefused(f"a form has at most {FORM_SIZE_MAX} bytes")
+    except ClientDisconnect as error:
+        raise FormRefused("the form did not come to its end") from error
     try:
         fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=64))
     except ValueError as error:

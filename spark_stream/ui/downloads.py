@@ -45,8 +45,10 @@ class TooManyDownloads(ValueError):
 def download(site: Site, query: Query, name: str) -> Response:
     """Return the wanted messages of [first, end) as a file; without `first` the newest ones, or those from `time` on.
 
-    A file whose name ends in `-cut` has reached a bound: it has nothing behind the sequence in its name. What is lost
-    is left out. Raises NotFoundError, ValueError, TooManyDownloads, and what reading raises.
+    A file whose name ends in `-cut` has reached a bound: it has nothing behind the sequence in its name. A name with
+    `-2-unsearched` leaves out two messages that are too large to be searched for a field. What is lost is left out.
+
+    Raises NotFoundError, ValueError, TooManyDownloads, and what reading raises.
     """
     store, kind, wanted = site.store(), query.choice("format", FORMATS), filter_of(query)
     stream = store.stream_state(name)
@@ -73,7 +75,8 @@ def download(site: Site, query: Query, name: str) -> Response:
         raise
     finally:
         _making.release()
-    file_name = f"messages-{first}-{bounded.end - 1}{'-cut' if bounded.is_cut else ''}.{kind}"
+    unsearched = f"-{bounded.unparsed_count}-unsearched" if bounded.unparsed_count else ""
+    file_name = f"messages-{first}-{bounded.end - 1}{unsearched}{'-cut' if bounded.is_cut else ''}.{kind}"
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"', "Content-Length": str(size)}
     return StreamingResponse(_chunks(file), headers=headers, media_type=MEDIA_TYPES[kind])
 
@@ -85,6 +88,7 @@ class _Bounded:
     wanted: MessageFilter
     end: int  # of the sequences that the file answers for
     is_cut: bool = False
+    unparsed_count: int = 0  # messages that are too large to be parsed for a field
 
     def batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the wanted rows up to the bounds."""
@@ -102,7 +106,8 @@ class _Bounded:
                 self.end, self.is_cut = int(batch.column("sequence")[0].as_py()), True
                 return
             looked_at += batch.num_rows
-            chosen = self.wanted.chosen(batch)
+            chosen, unparsed_count = self.wanted.searched(batch)
+            self.unparsed_count += unparsed_count
             if count + chosen.num_rows > MESSAGE_COUNT_MAX:
                 room = MESSAGE_COUNT_MAX - count
                 self.end, self.is_cut = int(chosen.column("sequence")[room].as_py()), True

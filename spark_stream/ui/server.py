@@ -16,14 +16,33 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from spark_stream.look.rendering import LOOK, stylesheet
 from spark_stream.look.terminal import show_size, show_span
 from spark_stream.pictures import replica_map_svg
 from spark_stream.ui import changes, downloads, payload, rescue
-from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of
+from spark_stream.ui.connection import Connection
+from spark_stream.ui.doors import (
+    CACHED,
+    COOKIE,
+    LOOPBACK,
+    Doors,
+    FormRefused,
+    Keys,
+    Receive,
+    Scope,
+    Send,
+    form_of,
+)
 from spark_stream.ui.model import copies, messages, pages, pipelines, subjects
 from spark_stream.ui.model.health import age_text, health
 from spark_stream.ui.query import Query
@@ -294,17 +313,9 @@ class Server:
     def _stream(self, request: Request) -> Response:
         return RedirectResponse(f"{request.url.path}/messages", 307)
 
-    async def _live(self, request: Request) -> Response:
+    async def _live(self, request: Request) -> "_Live":
         """Announce scans to a viewer, as server-sent events."""
-        if self.site.viewer_count >= VIEWERS_MAX:
-            return Response(f"{VIEWERS_MAX} viewers listen already\n", 503, media_type="text/plain")
-
-        async def events() -> AsyncIterator[bytes]:
-            yield b"retry: 3000\n\n"
-            async for number in self.site.changes():
-                yield b"event: scan\nid: %d\ndata: %d\n\n" % (number, number)
-
-        return StreamingResponse(events(), media_type="text/event-stream")
+        return _Live(self.site)
 
     def _raw(self, request: Request) -> Response:
         """Send one message's data as it is, as a file."""
@@ -335,6 +346,25 @@ class Server:
             wrong = True
         template = self._templates.get_template("login.html")
         return HTMLResponse(await run_in_threadpool(template.render, wrong=wrong), 403 if wrong else 200)
+
+
+class _Live:
+    """An answer that announces scans. Nothing comes between the count of viewers and one more of them."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._site.viewer_count >= VIEWERS_MAX:
+            await PlainTextResponse(f"{VIEWERS_MAX} viewers listen already\n", 503)(scope, receive, send)
+            return
+        with self._site.viewer() as changes:
+            await StreamingResponse(self._events(changes), media_type="text/event-stream")(scope, receive, send)
+
+    async def _events(self, changes: AsyncIterator[int]) -> AsyncIterator[bytes]:
+        yield b"retry: 3000\n\n"
+        async for number in changes:
+            yield b"event: scan\nid: %d\ndata: %d\n\n" % (number, number)
 
 
 def _status(error: Exception) -> int:
@@ -399,7 +429,7 @@ def server_of(site: Site, address: str, token: str | None, host_names: tuple[str
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none",
         lifespan="off", limit_concurrency=2 * VIEWERS_MAX, timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=REQUEST_SIZE_MAX,
+        h11_max_incomplete_event_size=REQUEST_SIZE_MAX, http=Connection,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -207,17 +207,21 @@ class Site:
     def viewer_count(self) -> int:
         return len(self._viewers)
 
-    async def changes(self) -> AsyncIterator[int]:
-        """Yield the number of the newest scan whenever viewers should look again; until `stop`."""
+    @contextmanager
+    def viewer(self) -> Iterator[AsyncIterator[int]]:
+        """Count one more viewer, and give the numbers of scans that it should look at again; they end with `stop`."""
         event = asyncio.Event()
         self._viewers[event] = asyncio.get_running_loop()
         try:
-            while not self._stopping.is_set():
-                yield self._number
-                await event.wait()
-                event.clear()
+            yield self._changes(event)
         finally:
             del self._viewers[event]
+
+    async def _changes(self, event: asyncio.Event) -> AsyncIterator[int]:
+        while not self._stopping.is_set():
+            yield self._number
+            await event.wait()
+            event.clear()
 
 
 def _differ(before: Scan, scan: Scan) -> bool:

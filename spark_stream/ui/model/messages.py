@@ -7,6 +7,7 @@ looked, and the next page goes on there.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from shlex import quote
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_stream.look.search import MessageFilter
+from spark_stream.look.terminal import show_size
 from spark_stream.ui import payload
 from spark_stream.ui.model.pages import stream_head
 from spark_stream.ui.query import Query
@@ -34,13 +36,15 @@ GAP_COUNT_MAX = 200  # holes that one page names
 HEADER_COUNT_MAX = 64  # headers of one message that are shown
 HEADER_SIZE_MAX = 1024  # bytes of each of them
 API_SIZE_MAX = 1 << 20  # bytes of one message's data as JSON
+PARSED_SIZE_MAX = 1 << 20  # bytes of a message that is parsed for a field: its values may take 30 times as much
 FILTERS = ("subject", "header", "field", "grep")  # of a query, as `MessageFilter.of` takes them
 _CUT = ("sequence", "subject", "timestamp_ns", "headers", "data")
 
 
 def filter_of(query: Query) -> MessageFilter:
     """Raises ValueError for a filter that is none."""
-    return MessageFilter.of(*(query.text(name) for name in FILTERS))
+    wanted = MessageFilter.of(*(query.text(name) for name in FILTERS))
+    return replace(wanted, parsed_size_max=PARSED_SIZE_MAX)
 
 
 def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
@@ -64,6 +68,9 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     else:
         rows, searched = reading.downwards(min(end, before) if before is not None else end)
     lower, upper = searched
+    if reading.unparsed_count:
+        few = "1 message is" if reading.unparsed_count == 1 else f"{reading.unparsed_count:,} messages are"
+        note = f"{few} larger than {show_size(PARSED_SIZE_MAX)} and not searched for the field; the command below does"
     shown = [*(_row(row) for row in rows), *_gaps(stream, lower, upper, reading.damage, wanted.is_all)]
     shown.sort(key=lambda row: -row["seq"])
     filters = {key: query.text(key) for key in FILTERS if query.text(key)}
@@ -78,6 +85,7 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         "newer": upper if upper < end else None,  # `at` of the page above
         "is_live": upper >= end and wanted.is_all,  # a page of the newest messages follows the stream
         "is_partial": reading.is_partial,
+        "unparsed": reading.unparsed_count,  # messages that may match, but are too large to be searched for a field
         "filters": filters,
         "note": note,
         "command": _command(site, name, lower, count, filters),
@@ -96,6 +104,7 @@ class _Reading:
         self._store, self._stream, self._wanted, self._count = store, stream, wanted, count
         self._until = time.monotonic() + SEARCH_S
         self._looked_at = 0
+        self.unparsed_count = 0  # messages that are too large to be parsed for a field
         self.damage: list[ReadDamage] = []
         self.is_partial = False
 
@@ -159,7 +168,9 @@ class _Reading:
         self._looked_at += end - first
         block_slices = slices(self._store, self._stream, request)
         for batch in read_slices(block_slices, options, self._note_damage, self._store.environment):
-            rows += _cut(self._wanted.chosen(batch))
+            chosen, unparsed_count = self._wanted.searched(batch)
+            self.unparsed_count += unparsed_count
+            rows += _cut(chosen)
             if len(rows) > count_max:
                 break
         return rows

@@ -1,5 +1,6 @@
 """Who is let in, what a page may load, and what hostile names, subjects and payloads become."""
 
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from harness.hostile import make_hostile
 from harness.served_ui import PAGES
 
 from spark_stream.ui import payload
+from spark_stream.ui.connection import Connection
 from storage_core import Store
 
 TOKEN = "correct horse battery staple"
@@ -148,6 +150,37 @@ def test_a_token_is_asked_for_everywhere_and_only_our_own_page_may_send_it(
     assert browser("/", Cookie="jstream_ui=0000").headers["location"] == "/login"
     assert browser("/api/overview", Authorization=f"Bearer {TOKEN}").code == 200
     assert browser("/api/overview", Authorization="Bearer x").code == 401
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: lo",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\ntoken=",
+        b"GET /static/ui.css HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nHost: lo",
+    ],
+)
+def test_a_connection_that_sends_half_a_request_loses_its_place(
+    store: Store, volumes: list[Path], serve, monkeypatch, sent: bytes
+) -> None:
+    """Without a token nobody can hold the places of those who have it."""
+    monkeypatch.setattr(Connection, "request_s", 0.5)
+    browser = serve(volumes, token=TOKEN)
+    with socket.create_connection(("127.0.0.1", browser.port), timeout=60) as idle:
+        idle.sendall(sent)
+        with socket.create_connection(("127.0.0.1", browser.port), timeout=60) as viewer:
+            head = f"GET /live HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            viewer.sendall(head.encode())
+            while idle.recv(1 << 16):
+                pass
+            viewer.settimeout(60)
+            assert viewer.recv(1 << 16).startswith(
+                b"HTTP/1.1 200"
+            )  # a whole request keeps its place
+            store.stream("ORDERS").publish("orders.eu", b"one more")
+            while b"event: scan" not in viewer.recv(1 << 16):
+                pass
 
 
 @pytest.mark.parametrize(

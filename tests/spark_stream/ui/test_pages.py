@@ -4,7 +4,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from spark_stream.cli.app import app
 from spark_stream.pipelines.state import PipelineState
 from spark_stream.pipelines.summary import Summary
 from spark_stream.ui.model import subjects
+from spark_stream.ui.model.messages import PARSED_SIZE_MAX
+from spark_stream.ui.server import VIEWERS_MAX
 from storage_core import Store
 from storage_core.store.consumers.query import QueryReader, Start
 
@@ -100,6 +105,23 @@ def test_messages_are_filtered_by_subject_header_and_field(store: Store, volumes
     assert "a..b" in refused.json["message"]
     refused = browser("/api/streams/ORDERS/messages?grep=%28")
     assert refused.code == 400 and "'(' is no regular expression" in refused.json["message"]
+
+
+def test_large_messages_are_not_parsed_for_a_field_and_said_so(store: Store, volumes: list[Path], serve) -> None:
+    """A value of many small lists takes 30 times the memory of its text."""
+    stream = store.stream("ORDERS")
+    stream.publish("orders.eu", b'{"bomb": [' + b"[]," * (PARSED_SIZE_MAX // 3) + b"[]]}")
+    stream.publish("orders.eu", b'{"bomb": [[],[]]}')
+    browser = serve(volumes)
+    answer = browser.api("/streams/ORDERS/messages", field="bomb")
+    assert [row["seq"] for row in answer["rows"] if row["kind"] == "message"] == [63]
+    assert answer["unparsed"] == 1
+    assert "1 message is larger than 1.0 MiB and not searched" in browser.page("/streams/ORDERS/messages", field="bomb")
+    assert browser.api("/streams/ORDERS/messages", field="other")["unparsed"] == 0  # its bytes tell
+    assert browser.api("/streams/ORDERS/messages", grep="bomb")["count"] == 2
+    download = browser("/streams/ORDERS/download?format=jsonl&field=bomb")
+    assert download.headers["content-disposition"].endswith('-63-1-unsearched.jsonl"')
+    assert download.body.count(b"\n") == 1
 
 
 def test_a_consumers_page_names_the_process_that_reads_as_it(store: Store, volumes: list[Path], serve) -> None:
@@ -277,6 +299,19 @@ def test_viewers_are_told_when_something_changed(store: Store, volumes: list[Pat
     while heard() == number:  # a scan that ends while its number is sent announces the number again
         pass
     connection.close()
+
+
+def test_a_burst_of_viewers_gets_as_many_places_as_there_are(store: Store, volumes: list[Path], serve) -> None:
+    browser: Browser = serve(volumes)
+    with ExitStack() as stack:
+        viewers = [stack.enter_context(socket.create_connection(("127.0.0.1", browser.port))) for _ in range(230)]
+        for viewer in viewers:
+            viewer.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        codes = Counter(viewer.makefile("rb").readline().split()[1] for viewer in viewers)
+    assert codes == {b"200": VIEWERS_MAX, b"503": 30}
+    with socket.create_connection(("127.0.0.1", browser.port)) as viewer:  # those who left gave their places back
+        viewer.sendall(b"GET /api/overview HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert viewer.makefile("rb").readline().split()[1] == b"200"
 
 
 def test_pipelines_are_shown_with_their_runs_and_dead_letters(
