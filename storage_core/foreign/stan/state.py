@@ -126,8 +126,10 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
     # Of a slice that serves nothing, what it held is lost, and told as that when it is read.
     left_out = {look: choice.left_out for look, choice in choices if choice.served.any()}
     oldest = min(looks + dropped, key=lambda look: look.file.number)
-    if looks[0].first > 1 and (_is_tight(looks[:2]) or _is_repeated(oldest, choices, at_end=False)):
-        looks.insert(0, _Look(channel.name, oldest.file, files, first=1, out_of_order=True))
+    is_other = _is_tight(looks[:2]) or _is_repeated(oldest, choices, at_end=False)
+    begin = 1 if is_other else min(looks[0].first, looks[0].listed_first)
+    if begin < looks[0].first:
+        looks.insert(0, _Look(channel.name, oldest.file, files, first=begin, out_of_order=True))
     firsts = [look.first for look in looks]
     slices = [
         SliceState(
@@ -399,6 +401,12 @@ class _Look:
     def listed(self) -> int:
         """Return the highest sequence that the index lists, 0 if it lists none."""
         return self.entries[1].sequence if self.entries is not None else 0
+
+    @property
+    def listed_first(self) -> int:
+        """Return the sequence with which the file began when its index was written, its first one if none tells."""
+        is_listed = self.entries is not None and self.entries[0].offset_bytes == FILE_HEADER_SIZE
+        return self.entries[0].sequence if self.entries is not None and is_listed else self.first
 
     def end(self) -> int:
         """Return the end of the channel if this is its last slice, SEQUENCE_END if nothing tells it."""

@@ -175,9 +175,7 @@ def test_a_connection_that_sends_half_a_request_loses_its_place(
             while idle.recv(1 << 16):
                 pass
             viewer.settimeout(60)
-            assert viewer.recv(1 << 16).startswith(
-                b"HTTP/1.1 200"
-            )  # a whole request keeps its place
+            assert viewer.recv(1 << 16).startswith(b"HTTP/1.1 200")  # a whole request keeps its place
             store.stream("ORDERS").publish("orders.eu", b"one more")
             while b"event: scan" not in viewer.recv(1 << 16):
                 pass

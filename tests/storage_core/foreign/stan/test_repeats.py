@@ -320,6 +320,21 @@ def test_a_first_slice_without_a_record_lost_what_lay_in_front_of_the_second(
         read(store)
 
 
+def test_an_index_tells_what_a_first_slice_held_that_another_one_took_the_place_of(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    """What the other slice holds is shown from there: its own place is empty."""
+    contents = {"msgs_1_dat": writer.slice(21, 36), "msgs_2_dat": b"", "msgs_1_idx": writer.index(1, 21)}
+    store = make_channel(**contents, msgs_2_idx=writer.index(21, 36))
+    got, told = everything(store, read)
+    assert len(got) == 15
+    assert (1, 21) in {(place.first, place.end) for place in told if place.costs}
+    assert open_foreign(store, "stan").bounds("foo")[0] == 1
+    assert compare(open_foreign(store, "stan"), "foo").lost.count_in(1, 21) == 20
+    with pytest.raises(DataLossError, match="1 to 20 are lost"):
+        read(store)
+
+
 @pytest.mark.parametrize("index_size", [4 + 30 * 32 + 8, 4 + 30 * 32 - 20])
 @pytest.mark.parametrize("is_blank", [False, True])
 @pytest.mark.parametrize("data_size", [0, 9])
