@@ -6,7 +6,8 @@
 
 What leaves no trace is no fault of a reader: a store that was cut back to how it lay there earlier (`is_earlier`), and
 the first and the last slices of a channel, gone with their indexes, as a limit drops the first ones and as the channel
-was before the last ones (`gone_without_trace`).
+was before the last ones (`gone_without_trace`). NATS does not hash the size of a subject: with another one a message
+has a true subject that it never had, and a limit per subject shows and hides others (`has_other_subject`).
 
     outcome = run(kept("nats"), cases(kept("nats"), seed=0), folder, seconds=60)
     assert not outcome.findings
@@ -252,6 +253,22 @@ def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
     return gone
 
 
+def has_other_subject(store: Kept, place: Path) -> bool:
+    """Return whether the only damage to some record of NATS is the size of its subject."""
+    if store.layout != "nats":
+        return False
+    for path, ends in store.ends.items():
+        whole, now = store.whole[path], _bytes(place / path) or b""
+        if now == whole:
+            continue
+        edges = [0, *sorted(ends)]
+        for start, end in zip(edges, edges[1:], strict=False):
+            own, changed = whole[start:end], now[start:end]
+            if own != changed and own[:20] == changed[:20] and own[22:] == changed[22:]:
+                return True
+    return False
+
+
 def _number(path: Path) -> int:
     return int("".join(filter(str.isdigit, path.name)) or 0)
 
@@ -377,6 +394,7 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
     earlier = is_earlier(store, place)
     truth = store.truth
     gone = gone_without_trace(store, place)
+    is_other = has_other_subject(store, place)
     if truth is not None and gone:
         truth = {at: row for at, row in truth.items() if at not in gone}
     try:
@@ -388,7 +406,7 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
         counts[f"strict reads {kind}"] += 1
         if truth is None and not earlier and not gone and not _tells_nothing(store.open(place)):
             return "a strict read of a store that was damaged before raises no error"
-        if truth is not None and not earlier and not same(rows, truth):
+        if truth is not None and not earlier and not same(rows, truth) and not is_other:
             more, less = sorted(rows.keys() - truth.keys()), sorted(truth.keys() - rows.keys())
             return f"a strict read gives other rows: {len(more)} more {more[:5]}, {len(less)} less {less[:5]}"
     try:
@@ -398,7 +416,7 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
         return ""
     said = compared(opened)
     everything = listed(opened)
-    if wrong := _check_listed(opened, everything, said, truth, earlier):
+    if wrong := _check_listed(opened, everything, said, truth, earlier or is_other):
         return wrong
     if rng.randrange(IMPORT_ONE_IN) == 0:
         counts["imports"] += 1
