@@ -8,7 +8,6 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -236,15 +235,12 @@ class CopiesStore(ABC, Generic[P, E]):
         for copy in self._all_copies(stream):
             accounts.setdefault(copy.account, []).append(copy)
         for copies in accounts.values():
-            readable = []
-            for copy in copies:
-                try:
-                    self._state(copy)
-                    readable.append(copy)
-                except StorageError as error:
-                    damage.append(note_damage(self.layout, copy.account, copy.name, copy.path, str(error)))
+            readable, unreadable = self._look_at(copies)
+            damage += [
+                note_damage(self.layout, copy.account, copy.name, copy.path, str(error)) for copy, error in unreadable
+            ]
             damage += self._notes_of(copies)
-            for place in readable:
+            for place, _ in readable:
                 self._consumers(place, damage.append)
             try:
                 slices += self._slices(copies[0]) if len(copies) == 1 else self._union(copies)
@@ -325,23 +321,28 @@ class CopiesStore(ABC, Generic[P, E]):
 
     def _readable(self, copies: Sequence[P]) -> list[tuple[P, E]]:
         """Return the copies that can be read, with what they show; raises the first one's problem if none can."""
+        readable, unreadable = self._look_at(copies)
+        if not readable:
+            raise unreadable[0][1]
+        return readable
+
+    def _look_at(self, copies: Sequence[P]) -> tuple[list[tuple[P, E]], list[tuple[P, StorageError]]]:
+        """Return the copies that can be read, with what they show, and the others, with why they cannot be."""
         readable: list[tuple[P, E]] = []
-        problems: list[StorageError] = []
+        unreadable: list[tuple[P, StorageError]] = []
         for copy in copies:
             try:
                 readable.append((copy, self._state(copy)))
             except StorageError as error:
-                problems.append(error)
-        if not readable:
-            raise problems[0]
-        return readable
+                unreadable.append((copy, error))
+        return readable, unreadable
 
     def _notes_of(self, copies: Sequence[P]) -> list[ForeignDamage]:
         """Return the notes of copies. What one of several cannot tell of removals is the others' to tell, if they lost
         none. Where copies that cannot be read are half of all or more, nothing tells what those had.
         """
         former = self._former(copies)
-        readable = self._readable_of(copies)
+        readable = {copy.path: state for copy, state in self._look_at(copies)[0]}
         notes = [
             note_damage(self.layout, copy.account, copy.name, copy.path, former[copy.path])
             for copy in copies
@@ -371,14 +372,6 @@ class CopiesStore(ABC, Generic[P, E]):
         for _, some in own:
             notes += [replace(note, unclear=note.unclear and not others_tell) for note in some]
         return notes
-
-    def _readable_of(self, copies: Sequence[P]) -> dict[str, E]:
-        """Return what the copies that can be read show, by path."""
-        states = {}
-        for copy in copies:
-            with suppress(StorageError):
-                states[copy.path] = self._state(copy)
-        return states
 
     def _state(self, place: P) -> E:
         if place.path not in self._states:
