@@ -189,14 +189,15 @@ def _of_other_copies(scan: Scan) -> Iterator[Problem]:
             text = f"has {_messages(SequenceSet.decode(messages.sequences))} that the store does not have"
             text, about = f"{text} on volume {label}", About(label, messages.stream)
             reason = "another copy of the store had them"
-            advice = "a repair sets its log aside, and keeps their blocks"
+            advice = "a repair sets its log aside, and keeps their blocks for `jstream export --set-aside`"
             yield Problem("messages_elsewhere", Level.WARNING, about, text, reason, advice)
     for messages in scan.state.set_aside:
         label = scan.labels.get(messages.volume_id.hex(), messages.volume_id.hex())
         text = f"had {_messages(SequenceSet.decode(messages.sequences))} more in another copy of the store"
         reason = f"its log is in {label}/{messages.directory}; their blocks are kept"
+        advice = f"`jstream export --set-aside {messages.stream} FILE` writes them to a file; then give them up"
         about, command = About(stream=messages.stream), ("repair", "--discard-lost")
-        yield Problem("messages_elsewhere", Level.WARNING, about, text, reason, command=command)
+        yield Problem("messages_elsewhere", Level.WARNING, about, text, reason, advice, command)
 
 
 def _at(stream: StreamState, sequences: SequenceSet) -> About:

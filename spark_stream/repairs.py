@@ -56,7 +56,8 @@ def repair_sentences(report: Mapping[str, Any], labels: Mapping[str, str]) -> It
         yield (
             f"stream {messages['stream']}: another copy of the store had {counted(messages['messages'], 'message')} "
             f"more on {label}, sequences {ranges}; its log is in {label}/{messages['directory']}, and their blocks are "
-            "kept until `jstream repair --discard-lost`"
+            f"kept: `jstream export --set-aside {messages['stream']} FILE` writes them to a file, `jstream repair "
+            "--discard-lost` gives them up"
         )
 
 

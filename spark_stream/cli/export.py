@@ -62,6 +62,10 @@ def export(
     objects: Annotated[
         bool, typer.Option("--objects", help="Of a bucket of objects (OBJ_...): write each object to a file in DIR.")
     ] = False,
+    set_aside: Annotated[
+        bool,
+        typer.Option("--set-aside", help="Messages that another copy of the store had, and that a repair set aside."),
+    ] = False,
     base64: Annotated[
         bool, typer.Option("--base64", help="JSON lines: write data and headers in base64, never as text.")
     ] = False,
@@ -72,6 +76,8 @@ def export(
     """Write messages to a Parquet file, with the columns that Spark reads, or as JSON lines."""
     if (first is not None and since is not None) or (end is not None and until is not None):
         raise WrongUsage("--id and --since both say where to begin, --end and --until where to end: pass one of them")
+    if set_aside and (objects or any(given is not None for given in (first, end, since, until, subject))):
+        raise WrongUsage("--set-aside writes all that was set aside: leave options that choose some out")
     if objects:
         if base64 or any(given is not None for given in (file_format, first, end, since, until, subject)):
             raise WrongUsage("--objects writes whole objects: leave options that choose messages or a format out")
@@ -85,26 +91,29 @@ def export(
         raise WrongUsage("--json is the report, and the messages go to stdout: pass one of them, - or --json")
     if path is not None:
         path = _place(path, force)
-    with open_store(store, read_only=True) as opened:
-        plan = _plan(opened, name, (first, end), (since, until), subject)
-        (covered,) = plan.ranges
-        with progress_bar("messages") as progress:
-            columns = PRINTED_COLUMNS if chosen == JSONL else None
-            batches = read_messages(opened, plan, subject, on_data_loss, columns=columns or _read_columns())
-            counter = _Counter(batches, int(plan.slices.rows["row_count"].sum()), progress)
-            if path is None:
-                for batch in counter:
-                    write(json_lines(batch, base64))
-            else:
-                _write_file(path, chosen, counter, force, base64)
+    with open_store(store, read_only=True) as opened, progress_bar("messages") as progress:
+        columns = PRINTED_COLUMNS if chosen == JSONL else _read_columns()
+        if set_aside:
+            batches, total, covered = _set_aside(opened, name, columns, on_data_loss)
+        else:
+            plan = _plan(opened, name, (first, end), (since, until), subject)
+            covered = range(plan.ranges[0].first, plan.ranges[0].end)
+            batches = read_messages(opened, plan, subject, on_data_loss, columns=columns)
+            total = int(plan.slices.rows["row_count"].sum())
+        counter = _Counter(batches, total, progress)
+        if path is None:
+            for batch in counter:
+                write(json_lines(batch, base64))
+        else:
+            _write_file(path, chosen, counter, force, base64)
     where = "stdout" if path is None else str(path)
     size = 0 if path is None else path.stat().st_size
     report = {
         "stream": name,
         "format": chosen,
         "path": where,
-        "first_seq": covered.first,
-        "last_seq": covered.end - 1,
+        "first_seq": covered.start,
+        "last_seq": covered.stop - 1,
         "messages": counter.count,
         "bytes": size,
     }
@@ -193,6 +202,18 @@ def _plan(
     if first is not None and end is not None and first > end:
         raise WrongUsage(f"from {sequences[0] or times[0]} to {sequences[1] or times[1]} ends before it begins")
     return plan_messages(store, name, first, subject, end)
+
+
+def _set_aside(store: "Store", name: str, columns: tuple[str, ...], on_data_loss: str) -> "tuple[Batches, int, range]":
+    """Return the messages of a stream that were set aside, how many they are, and the range of their sequences."""
+    from storage_core.sequences import SequenceSet
+    from storage_core.store.recovery.other_copies import set_aside_of
+
+    batches = store.read_set_aside(name, columns, on_data_loss)
+    held = [SequenceSet.decode(messages.sequences) for messages in set_aside_of(store.view().state, name)]
+    bounds = [sequences.bounds for sequences in held]
+    covered = range(min(first for first, _ in bounds), max(end for _, end in bounds))
+    return batches, sum(map(len, held)), covered
 
 
 def _read_columns() -> tuple[str, ...]:

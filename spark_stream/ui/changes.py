@@ -144,10 +144,15 @@ def _losses(site: Site, streams: tuple[str, ...], loss: str) -> Iterator[tuple[s
         if sequences:
             becomes = {"take-back": "is served again", "discard": "is given up for good"}.get(loss, "waits for you")
             yield becomes, f"sequences {ranges_text(sequences)} of stream {stream.name}, which were lost"
-    if loss == "discard":
-        for messages in scan.state.set_aside:
-            ranges = ranges_text(SequenceSet.decode(messages.sequences))
-            yield "is given up for good", f"sequences {ranges} of stream {messages.stream} of another copy of the store"
+    for messages in scan.state.set_aside:
+        if streams and messages.stream not in streams:
+            continue
+        ranges = ranges_text(SequenceSet.decode(messages.sequences))
+        what = f"sequences {ranges} of stream {messages.stream} of another copy of the store"
+        if loss == "discard":
+            yield "is given up for good", what
+        else:
+            yield "waits for you", f"{what}: `jstream export --set-aside {messages.stream} FILE` writes them to a file"
     if not has_unread:
         yield "messages that no volume has", "are declared lost and logged; as far as is known, there are none"
 

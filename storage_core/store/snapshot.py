@@ -75,7 +75,7 @@ class ReadableStream(ABC):
         `report` hears of each loss. What `repair` has declared lost stops nobody: `lost_ranges` of `info` has it.
         """
         first, end = check_range(first, end)
-        _check_read(columns, on_data_loss)
+        check_read(columns, on_data_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters = check_filters(subject)
         request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
@@ -122,7 +122,7 @@ class ReadableStream(ABC):
             raise ModuleNotFoundError(
                 "to_polars needs polars: pip install 'pyspark-jstream[polars]'", name="polars"
             ) from error
-        _check_read(None, on_data_loss)
+        check_read(None, on_data_loss)
         filters = check_filters(subject)
         view, stream = self._look()
 
@@ -173,7 +173,7 @@ class ReadableStream(ABC):
         else as in `read`.
         """
         _, end = check_range(None, end)
-        _check_read(columns, on_data_loss)
+        check_read(columns, on_data_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters, env = check_filters(subject), self._store.environment
         request = ReadRequest((self.name,), {self.name: (None, end)}, subject_filters=filters)
@@ -281,7 +281,7 @@ class Snapshot:
         return f"Snapshot(at {self.index} of {self._store!r})"
 
 
-def _check_read(columns: Sequence[str] | None, on_data_loss: str) -> None:
+def check_read(columns: Sequence[str] | None, on_data_loss: str) -> None:
     """Raise ValueError for what cannot be asked of a read."""
     check_policy("on_data_loss", on_data_loss)
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):

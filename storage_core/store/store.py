@@ -32,6 +32,8 @@ from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
 from storage_core.store.volume import placement
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from storage_core.comparison import Drift
     from storage_core.store.key_value import KeyValue
     from storage_core.store.maintenance.compaction import Compaction
@@ -337,6 +339,29 @@ class Store(OpenStore):
         with self.metadata.session(self.lock_timeout_s) as session:
             self.maintenance.journal(session)
         return notebook.Info(report, notebook.check_html)
+
+    def read_set_aside(
+        self, stream: str, columns: Sequence[str] | None = None, on_data_loss: str = "fail"
+    ) -> "pa.RecordBatchReader":
+        """Return a reader over messages of a stream that another copy of the store had, and that repairs set aside.
+
+        They are not in the stream, which may have given their sequences to others: append them to it, or to another
+        one, to keep them, then give up what is set aside with `repair(discard_lost=True)`. `columns`, `on_data_loss`:
+        as in `read` of a stream. Raises NotFoundError if nothing was set aside, DataLossError, CorruptionError.
+        """
+        import pyarrow as pa
+
+        from storage_core.schema import read_schema
+        from storage_core.store.reading.reading import ReadOptions
+        from storage_core.store.recovery import other_copies
+        from storage_core.store.snapshot import check_read
+
+        check_read(columns, on_data_loss)
+        schema = read_schema(tuple(columns) if columns is not None else None)
+        held = other_copies.set_aside_of(self.view().state, stream)
+        options = ReadOptions(tuple(schema.names), on_data_loss=on_data_loss)
+        batches = other_copies.read_set_aside(held, self.volumes(), options, self._env)
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def scrub(
         self,

@@ -180,8 +180,8 @@ def _lost(messages: SetAside, volume: Volume) -> Event:
     sequences = SequenceSet.decode(messages.sequences)
     after = f"{len(sequences)} messages: {losses.ranges_text(sequences)}"
     reason = (
-        f"another copy of the store had them; its log is in {messages.directory}, their blocks are kept until `jstream "
-        "repair --discard-lost`"
+        f"another copy of the store had them; its log is in {messages.directory}, their blocks are kept for `jstream "
+        "export --set-aside` until `jstream repair --discard-lost`"
     )
     return Event("lost", messages.stream, volume=volume.name, after=after, reason=reason)
 

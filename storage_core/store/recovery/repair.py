@@ -105,7 +105,7 @@ class Repair:
         if any(status.state in HURT for status in self._metadata.statuses(self._lock_timeout_s).values()):
             self.volumes()  # what shows only when a log is written
         take_back.tell(self._metadata, self._lock_timeout_s, recoverable)
-        return self._report(recoverable)
+        return self._report(recoverable, names)
 
     # --- volumes
 
@@ -304,13 +304,15 @@ class Repair:
                         except OSError as error:
                             logger.warning("%s: leftovers of repairs: %s", volume.path, error)
 
-    def _report(self, recoverable: Sequence[Recoverable]) -> dict[str, Any]:
+    def _report(self, recoverable: Sequence[Recoverable], names: Sequence[str] | None) -> dict[str, Any]:
         seen = self._seen
         view = self._metadata.view(self._lock_timeout_s)
         left = absent_volumes(view.state, self._metadata, self._lock_timeout_s)
         noted_volumes = {damage.volume for damage in seen.damage if not damage.stream}
         seen.damage.extend(damage for damage in left if damage.volume not in noted_volumes)
-        ok = not left and not seen.unread and not recoverable and all(damage.repaired for damage in seen.damage)
+        set_aside = [messages for messages in view.state.set_aside if names is None or messages.stream in names]
+        waits = bool(seen.unread or recoverable or set_aside)  # for a decision
+        ok = not left and not waits and all(damage.repaired for damage in seen.damage)
         return {
             "ok": ok,
             "checked_blocks": seen.checked,
@@ -324,7 +326,7 @@ class Repair:
             ],
             "recoverable": [place for recoverable_block in recoverable for place in recoverable_block.to_json()],
             "taken_back": _ranges(seen.taken_back),
-            "set_aside": [set_aside_json(messages) for messages in view.state.set_aside],
+            "set_aside": [set_aside_json(messages) for messages in set_aside],
         }
 
 

@@ -108,6 +108,33 @@ def test_what_was_lost_is_discarded_by_nobody_but_who_says_so(
     assert read(trio) == ["body 1", "body 3", "body 4"]
 
 
+def test_messages_of_another_copy_are_kept_until_somebody_exports_or_discards_them(
+    trio, replicated: Store, volumes: list[Path], tmp_path: Path
+) -> None:
+    """Two of three volumes are put back to copies of before the last two messages."""
+    before = [shutil.copytree(path, path.with_name(f"{path.name} of before")) for path in volumes[:2]]
+    replicated.stream("ORDERS").append([{"subject": "orders.eu", "data": b"alone %d" % number} for number in (5, 6)])
+    for path, volume in zip(before, volumes, strict=False):
+        mount(path, volume)
+    trio.done("pub", "orders.eu", "other 5")
+    outcome = trio("repair")
+    assert outcome.code == 1
+    assert "2 messages more on disk-3, sequences 5 to 6" in outcome.err
+    assert "`jstream export --set-aside ORDERS FILE` writes them to a file" in outcome.err
+    assert any("in another copy of the store" in text for _, text, _ in problems(trio))
+    file = tmp_path / "aside.parquet"
+    report = json.loads(trio.done("export", "ORDERS", file, "--set-aside", "--json"))
+    assert (report["messages"], report["first_seq"], report["last_seq"]) == (2, 5, 6)
+    lines = trio.done("export", "ORDERS", "-", "--set-aside").splitlines()
+    assert [json.loads(line)["data"] for line in lines] == ["alone 5", "alone 6"]
+    assert trio("export", "ORDERS", "-", "--set-aside", "--id", "6").code == 2
+    trio.done("import", "parquet", file, "--stream", "ORDERS", "--new-sequences")
+    assert read(trio) == ["body 1", "body 2", "body 3", "body 4", "other 5", "alone 5", "alone 6"]
+    assert trio("repair", "--discard-lost", "--force").code == 0
+    assert trio("repair").code == 0 and problems(trio) == []
+    assert trio("export", "ORDERS", "-", "--set-aside").code == 1
+
+
 def test_metadata_of_a_volume_alone_is_not_rebuilt_beside_the_others(trio, replicated, volumes: list[Path]) -> None:
     for path in (volumes[2] / "meta").iterdir():
         path.unlink()

@@ -282,6 +282,7 @@ OF_STORE: dict[str, Callable[[Store], Any]] = {
     "verify": lambda store: store.verify(),
     "compare": lambda store: store.compare("ORDERS"),
     "repair": lambda store: store.repair(),
+    "read_set_aside": lambda store: store.read_set_aside("ORDERS"),
     "scrub": lambda store: store.scrub(),
     "compact": lambda store: store.compact(),
     "compaction": lambda store: store.compaction(None),  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from harness.block_places import block_files
 
 from spark_stream.check import Limits, problems_of
 from spark_stream.store_scan import scan_of
+from storage_core.errors import DataLossError, NotFoundError
 from storage_core.store.environment import REAL
 from storage_core.store.recovery import adopt, foreign
 from storage_core.store.store import Store
@@ -53,8 +54,10 @@ def test_what_most_volumes_do_not_have_is_said_and_kept(paths: list[Path]) -> No
     with Store.open(paths) as store:
         assert any("has 6 messages (6 to 11) that the store does not have" in text for text in said(store))
         assert store.stream("S").publish("s", b"other").sequence == 6
+        with pytest.raises(NotFoundError, match="nothing was set aside of stream 'S'"):
+            store.read_set_aside("S")
         report = store.repair()
-        assert report["ok"]
+        assert not report["ok"]  # it waits for a decision
         assert [(one["stream"], one["ranges"], one["directory"]) for one in report["set_aside"]] == [
             ("S", [[6, 12]], "meta-1")
         ]
@@ -64,8 +67,16 @@ def test_what_most_volumes_do_not_have_is_said_and_kept(paths: list[Path]) -> No
     later(paths)
     assert whole <= {path.name for path in block_files(paths[2])}
     with Store.open(paths) as store:
-        store.repair(discard_lost=True)
-        assert store.repair()["set_aside"] == [] and not said(store)
+        columns = ("data", "sequence", "subject")
+        rows = store.read_set_aside("S", columns).read_all().to_pylist()
+        assert rows == [dict(zip(columns, (b"later %d" % n, n + 6, "s"), strict=True)) for n in range(6)]
+        assert store.read_set_aside("S", ["data"]).read_all().num_columns == 1
+        with pytest.raises(NotFoundError, match="of stream 'EMPTY'; of S something was"):
+            store.read_set_aside("EMPTY")
+        report = store.repair(discard_lost=True)
+        assert (report["ok"], report["set_aside"]) == (True, []) and not said(store)
+        with pytest.raises(NotFoundError):
+            store.read_set_aside("S")
     later(paths)
     assert len(block_files(paths[2])) == 6
 
@@ -87,6 +98,7 @@ def test_the_messages_of_a_copy_that_was_adopted_alone_are_said(paths: list[Path
         (set_aside,) = store.repair()["set_aside"]
         assert (set_aside["ranges"], set_aside["messages"]) == ([[6, 7]], 1)
         assert [event["after"] for event in store.events() if event["kind"] == "lost"] == ["1 messages: 6"]
+        assert store.read_set_aside("S", ["data"]).read_all().to_pylist() == [{"data": b"acknowledged alone"}]
     mine = {path.name for path in block_files(paths[2])}
     later(paths)
     assert mine == {path.name for path in block_files(paths[2])}
@@ -107,5 +119,18 @@ def test_a_disk_that_is_only_older_has_nothing_more(paths: list[Path]) -> None:
     with Store.open(paths) as store:
         known = len(store.view().state.set_aside)
         assert foreign.messages_of(store.view().state, store.volumes()[1]) == []
-        assert store.repair()["ok"]
+        assert all(damage["repaired"] for damage in store.repair()["damage"])
         assert len(store.view().state.set_aside) == known
+
+
+def test_damage_of_what_was_set_aside_is_never_served(paths: list[Path]) -> None:
+    with Store.open(paths) as store:
+        store.stream("S").publish("s", b"other")
+        store.repair()
+        kept = store.read_set_aside("S").read_all()
+        newest = max(block_files(paths[2]), key=lambda path: path.read_bytes().count(b"later 5"))
+        newest.write_bytes(newest.read_bytes().replace(b"later 5", b"later 6"))
+        with pytest.raises(DataLossError):
+            store.read_set_aside("S").read_all()
+        assert store.read_set_aside("S", on_data_loss="continue").read_all().num_rows == kept.num_rows - 1
+        assert store.repair(["EMPTY"])["ok"] and not store.repair(["S"])["ok"]
