@@ -2,10 +2,13 @@
 
 import itertools
 import os
+import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import urllib.request
 import venv
 import zipfile
 from pathlib import Path
@@ -38,10 +41,16 @@ print(sorted((row.sequence, row.subject, bytes(row.data)) for row in rows))
 
 
 def run(python: Path, *arguments: str, folder: Path, active: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run `python` in `folder` with no PYTHONPATH, so that nothing is found but what is installed or lies there.
+    """Run `python` in `folder`. Not `active`: as an editor, cron or a notebook does, in nobody's environment."""
+    kept = environment(python, active)
+    command = [str(python), *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=kept, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, check=False
+    )
 
-    Not `active`: as an editor, cron or a notebook's kernel does, by its path, in nobody's environment.
-    """
+
+def environment(python: Path, active: bool = True) -> dict[str, str]:
+    """Return this environment with no PYTHONPATH, so that nothing is found but what is installed or lies there."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
     if active:
         kept["PATH"] = f"{python.parent}{os.pathsep}{kept['PATH']}"
@@ -50,10 +59,7 @@ def run(python: Path, *arguments: str, folder: Path, active: bool = True) -> sub
         kept = {name: value for name, value in kept.items() if name not in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
         folders = kept["PATH"].split(os.pathsep)
         kept["PATH"] = os.pathsep.join(folder for folder in folders if folder != os.path.dirname(sys.executable))
-    command = [str(python), *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=kept, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, check=False
-    )
+    return kept
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +141,34 @@ def test_command_of_the_wheel_makes_the_folder_of_the_demo(python: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     read = run(python, "-m", "spark_stream.cli", "stream", "ls", "--names", folder=tmp_path / "play")
     assert read.stdout == "ORDERS\nORDERS_DEAD\n", read.stderr
+
+
+def test_pages_of_the_wheel_come_with_all_that_they_name(python: Path, tmp_path: Path) -> None:
+    assert run(python, "-c", MAKE_STORE, folder=tmp_path).returncode == 0
+    command = [str(python), "-m", "spark_stream.cli", "ui", "--port", "0", "--store", "volume"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(python), stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            found = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
+            assert found is not None
+            seen = crawl(found[0])
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate(timeout=PROCESS_TIMEOUT_S)
+    assert {"/static/ui.css", "/static/ui.js", "/static/htmx.min.js", "/static/icon.svg"} <= seen
+    assert {"/streams/ORDERS/messages", "/volumes", "/consumers", "/events"} <= seen
+
+
+def crawl(address: str) -> set[str]:
+    """Return the paths that are reached from `/` by links and what pages load; each must be there."""
+    seen, found = {"/"}, ["/"]
+    while found:
+        with urllib.request.urlopen(address + found.pop(), timeout=PROCESS_TIMEOUT_S) as answer:
+            text = answer.read().decode() if answer.headers.get_content_type() == "text/html" else ""
+        paths = set(re.findall(r"""(?:href|src)="(/[^"?#]*)""", text)) - seen
+        seen |= paths
+        found += paths
+    return seen
 
 
 def test_storage_core_imported_alone_leaves_spark_out(python: Path, tmp_path: Path) -> None:
