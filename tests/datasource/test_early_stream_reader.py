@@ -39,15 +39,14 @@ class EarlyQuery:
     offsets: list[str] = field(default_factory=list)
     commits: int = 0
 
-    def reader(self, **changed: str) -> EarlyStreamReader:
+    def reader(self, **changed: str) -> Any:
         texts = {"path": self.store.paths[0], "stream": "ORDERS", **self.options, **changed}
-        made = source.stream_reader(CaseInsensitiveDict(texts), from_arrow_schema(SCHEMA))
-        assert isinstance(made, EarlyStreamReader)
-        return made
+        return source.stream_reader(CaseInsensitiveDict(texts), from_arrow_schema(SCHEMA))
 
     def run(self, available_now: bool = False, killed_in: int | None = None, **changed: str) -> list[list[int]]:
         """Return the sequences of each batch; the driver dies in `killed_in`, when its offsets are logged."""
         reader = self.reader(**changed)
+        assert isinstance(reader, EarlyStreamReader)
         try:
             batches = []
             for batch in self.batches(reader, killed_in):
@@ -58,7 +57,7 @@ class EarlyQuery:
         finally:
             reader.stop()
 
-    def batches(self, reader: EarlyStreamReader, killed_in: int | None) -> Iterator[list[int]]:
+    def batches(self, reader: Any, killed_in: int | None) -> Iterator[list[int]]:
         if self.offsets:
             newest = json.loads(self.offsets[-1])
             assert reader.partitions(newest, newest) == []
@@ -76,10 +75,27 @@ class EarlyQuery:
                 reader.commit(start)
             yield self._read(reader, self._start(reader), end)
 
-    def _start(self, reader: EarlyStreamReader) -> Any:
+    def run_on_newer_spark(self, is_finished: bool) -> list[int]:
+        """Return the sequences of the next batch, as Spark from 4.2 on asks for them; the driver dies behind it."""
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (settings, source):
+                patch.setattr(module, "SAYS_LIMITS", True)
+            reader = self.reader()
+        try:
+            start = json.loads(self.offsets[-1])
+            end = reader.latestOffset(start, reader.getDefaultReadLimit())
+            self.offsets.append(json.dumps(end))
+            reader.commit(start)
+            rows = self._read(reader, start, end)
+        finally:
+            reader.stop()
+        self.commits -= not is_finished
+        return rows
+
+    def _start(self, reader: Any) -> Any:
         return json.loads(self.offsets[self.commits - 1]) if self.commits else reader.initialOffset()
 
-    def _read(self, reader: EarlyStreamReader, start: Any, end: Any) -> list[int]:
+    def _read(self, reader: Any, start: Any, end: Any) -> list[int]:
         parts = reader.partitions(start, end)
         rows = [row for part in parts for batch in reader.read(part) for row in batch["sequence"].to_pylist()]
         self.commits += 1
@@ -135,6 +151,20 @@ def test_batch_that_was_not_finished_is_repeated_and_the_query_goes_on_behind_it
     publish(store, 2)
     after = query.run()
     assert before + after == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+
+
+def test_checkpoint_moves_to_a_newer_spark_and_back(store: Store) -> None:
+    query = EarlyQuery(store, EARLIEST | {"consumer": "etl"})
+    publish(store, 3)
+    assert query.run() == [[1, 2, 3]]
+    for first, is_finished in ((4, True), (7, False)):
+        publish(store, 2)
+        assert query.run_on_newer_spark(is_finished) == [first, first + 1]
+        publish(store, 1)
+        assert query.run() == [[first, first + 1]][is_finished:] + [[first + 2]]
+    assert ack_floor(store) == 9
+    publish(store, 1)
+    assert query.run_on_newer_spark(is_finished=True) == [10]
 
 
 def test_query_that_starts_at_the_end_reads_what_comes_after_its_start(store: Store) -> None:
