@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from spark_stream.look.terminal import counted, show_size
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from storage_core.store.consumers.consumer import Consumer
     from storage_core.store.stream import Stream
     from storage_core.store.writing.removal import RemovalPlan
+
+_DURATIONS = frozenset(
+    ("ack_wait", "block_max_age", "duplicate_window", "max_age", "subject_delete_marker_ttl")
+)  # keys of configurations, in nanoseconds
 
 
 def place_in(stream: "Stream", text: str, time_of: Callable[[], int]) -> int:
@@ -111,3 +116,30 @@ def purge_json(stream: str, plan: "RemovalPlan") -> dict[str, Any]:
         "freed_from": rfc3339(plan.freed_ns) if plan.block_count else None,
         "executed": False,
     }
+
+
+def show_value(key: str, value: Any) -> str:
+    """Return the value of a configuration's key as a file of definitions may say it: durations with their units."""
+    from storage_core.quantities import format_duration
+
+    return dumps(format_duration(value) if key in _DURATIONS and type(value) is int else value)
+
+
+def edit_removes(stream: "Stream", changes: dict[str, Any]) -> str:
+    """Return what changes of the configuration would remove, for people; empty if nothing."""
+    excess = stream.excess(changes)
+    if excess is None:
+        return ""
+    done = f"{counted(excess.done_count, 'message')} ({show_size(excess.done_size)}) that no consumer needs"
+    if not excess.message_count:
+        return done
+    messages = f"{counted(excess.message_count, 'message')} ({show_size(excess.data_size)})"
+    below, count = f"below sequence {excess.low_watermark}", len(excess.sequences)
+    over = "over the limit of their subjects"
+    if not count:
+        said = f"{messages} {below}"
+    elif count == excess.message_count:
+        said = f"{messages} {over}"
+    else:
+        said = f"{messages}, {count} {over}, the others {below}"
+    return f"{said}, and {done}" if excess.done_count else said

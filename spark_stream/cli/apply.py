@@ -19,8 +19,8 @@ from spark_stream.cli.options import (
     open_store,
     require_consent_possible,
 )
-from spark_stream.cli.quantities import show_value
 from spark_stream.look.terminal import counted, print_json, print_lines, say
+from spark_stream.plans import show_value
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.definitions import Action, Plan

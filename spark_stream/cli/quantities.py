@@ -1,13 +1,8 @@
 """What the command line adds to the durations, sizes and times of storage_core.quantities, imported when needed."""
 
-from json import dumps
 from typing import Any
 
 from spark_stream.cli.failures import WrongUsage
-
-_DURATIONS = frozenset(
-    ("ack_wait", "block_max_age", "duplicate_window", "max_age", "subject_delete_marker_ttl")
-)  # keys of configurations, in nanoseconds
 
 
 def parse_duration_option(text: str, option: str) -> int:
@@ -46,13 +41,6 @@ def parse_pairs(texts: list[str], separator: str, option: str) -> list[tuple[str
             raise WrongUsage(f"{option} {text!r}: write it as key{separator}value")
         pairs.append((key.strip(), value.strip()))
     return pairs
-
-
-def show_value(key: str, value: Any) -> str:
-    """Return the value of a configuration's key as a file of definitions may say it: durations with their units."""
-    from storage_core.quantities import format_duration
-
-    return dumps(format_duration(value) if key in _DURATIONS and type(value) is int else value)
 
 
 def read_value(text: str) -> Any:

@@ -14,10 +14,11 @@ from spark_stream.cli.options import (
     open_store,
     remember_store,
 )
-from spark_stream.cli.quantities import parse_pairs, read_value, show_value
+from spark_stream.cli.quantities import parse_pairs, read_value
 from spark_stream.cli.spelling import count, duration, size, spells, texts
 from spark_stream.cli.storage_options import storage_options
 from spark_stream.look.terminal import print_facts, print_json, print_table, say, show_size
+from spark_stream.plans import show_value
 
 LIMITS = ("max_streams", "max_consumers", "max_msgs", "open_files_max")  # settings that are plain numbers
 

@@ -27,16 +27,16 @@ from spark_stream.cli.options import (
     warn_of_overlaps,
     warn_of_replicas,
 )
-from spark_stream.cli.quantities import parse_since_ns, show_value
+from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.spelling import spells
 from spark_stream.cli.storage_options import put_into_environment
 from spark_stream.cli.stream_options import STREAM_KEYS, ConfigOption, read_config_file
 from spark_stream.cli.watching import WatchOption, show_repeatedly
 from spark_stream.look.terminal import counted, print_facts, print_json, print_lines, print_table, say, show_size
+from spark_stream.plans import edit_removes, show_value
 
 if TYPE_CHECKING:
     from storage_core import Store
-    from storage_core.store.stream import Stream
 
 app = typer.Typer(cls=VerbGroup, help="Create, configure, read and purge streams.")
 
@@ -92,7 +92,7 @@ def edit(
         stream = opened.stream(name)
         before = stream.config.to_json()
         changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
-        removed = _over_limits(stream, changes) if changes else None
+        removed = edit_removes(stream, changes) if changes else None
         if removed and not dry_run:
             require_consent_possible(f"stream edit, which removes {removed},", force)
             ask_consent(f"Remove {removed} from stream {name}?", force)
@@ -249,26 +249,6 @@ def copy(
         return
     count = f"{counted(copied['messages'], 'message')} ({show_size(copied['bytes'])})"
     say(f"copied {name} to {target} as {copied['name']}: {count}, up to sequence {copied['last_seq']}")
-
-
-def _over_limits(stream: "Stream", changes: dict[str, Any]) -> str:
-    """Return what changes of the configuration would remove, for people; empty if nothing."""
-    excess = stream.excess(changes)
-    if excess is None:
-        return ""
-    done = f"{counted(excess.done_count, 'message')} ({show_size(excess.done_size)}) that no consumer needs"
-    if not excess.message_count:
-        return done
-    messages = f"{counted(excess.message_count, 'message')} ({show_size(excess.data_size)})"
-    below, count = f"below sequence {excess.low_watermark}", len(excess.sequences)
-    over = "over the limit of their subjects"
-    if not count:
-        said = f"{messages} {below}"
-    elif count == excess.message_count:
-        said = f"{messages} {over}"
-    else:
-        said = f"{messages}, {count} {over}, the others {below}"
-    return f"{said}, and {done}" if excess.done_count else said
 
 
 def _summaries(store: "Store") -> list[dict[str, Any]]:

@@ -43,7 +43,9 @@ def ui(
     ] = None,
     allow_changes: Annotated[
         bool,
-        typer.Option("--allow-changes", help="Let pages repair, scrub, maintain, reset and pause consumers, purge."),
+        typer.Option(
+            "--allow-changes", help="Let pages repair, maintain, add and edit streams, publish, purge, reset consumers."
+        ),
     ] = False,
     store: StoreOption = "",
 ) -> None:

@@ -13,13 +13,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from json import dumps
 from shlex import join
 from typing import Any
 from urllib.parse import urlencode
 
 from spark_stream.check import problems_of
 from spark_stream.look.terminal import counted, show_size
-from spark_stream.plans import place_in, purge_frees, purge_scope, reset_plan, seconds_until
+from spark_stream.plans import (
+    edit_removes,
+    place_in,
+    purge_frees,
+    purge_scope,
+    reset_plan,
+    seconds_until,
+    show_value,
+)
 from spark_stream.repairs import repair_sentences, repair_verdict
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
@@ -27,14 +37,17 @@ from spark_stream.ui.site import READ_ERRORS, Site
 from storage_core import Store
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata.commands import Event, RecordEvents
-from storage_core.quantities import rfc3339
+from storage_core.metadata.config import StreamConfig
+from storage_core.quantities import parse_duration_ns, parse_size, rfc3339
 from storage_core.sequences import SequenceSet
 from storage_core.store.volume.losses import ranges_text
+from storage_core.subjects import is_literal
 
 TASKS_KEPT = 50
 ANNOUNCE_INTERVAL_S = 1.0  # so often viewers get a change's progress
 NAME_SIZE_MAX = 100  # letters of who asks
 PROBLEM_COUNT_MAX = 50  # of a plan
+DATA_SHOWN_MAX = 200  # letters of a message to be
 Progress = Callable[[int, int], None]
 
 
@@ -57,6 +70,7 @@ class Plan:
     typed: str = ""  # what has to be typed before it is done
     repairs: bool = False  # it may be what makes the store writable
     others: Sequence[tuple[str, str]] = ()  # what may be done instead, and the page that plans it
+    missing: str = ""  # what has to be said before it can be done
 
     def to_json(self, site: Site) -> dict[str, Any]:
         return {
@@ -69,6 +83,7 @@ class Plan:
             "consumer": self.consumer,
             "typed": self.typed,
             "others": [[words, page] for words, page in self.others],
+            "missing": self.missing,
         }
 
 
@@ -298,6 +313,137 @@ def _purge(site: Site, query: Query) -> Plan:
     return Plan("purge", "Purge messages", ("stream", "purge", name, *flags), facts, work, fields, name, typed=name)
 
 
+def _publish(site: Site, query: Query) -> Plan:
+    store, name = site.store(), query.text("stream")
+    stream = store.stream(name)
+    subjects = stream.config.subjects
+    subject = query.text("subject") or (subjects[0] if subjects and is_literal(subjects[0]) else "")
+    data, msg_id, header = query.text("data"), query.text("msg-id"), query.text("header")
+    if subject and not is_literal(subject):
+        raise ValueError(f"subject: {subject!r} is not a subject that a message can carry: no blanks, no wildcards")
+    key, divider, value = (part.strip() for part in header.partition(":"))
+    if header and not (key and divider):
+        raise ValueError(f"header: {header!r} is not NAME: VALUE")
+    facts = [
+        ("subject", subject or "none yet"),
+        ("data", f"{len(data.encode()):,} bytes: {data[:DATA_SHOWN_MAX]}"),
+        *([("header", f"{key}: {value}")] if header else []),
+        *([("msg_id", f"{msg_id}: nothing is stored if the stream knows it")] if msg_id else []),
+    ]
+    incarnation = _same(query, stream.state().incarnation, name)
+
+    def work(store: Store, progress: Progress) -> str:
+        opened = store.stream(name)
+        _check_same(incarnation, opened.state().incarnation, name)
+        headers = {key: value} if header else None
+        stored = opened.publish(subject, data.encode(), headers=headers, msg_id=msg_id or None)
+        return f"{'It was stored before' if stored.duplicate else 'Stored'} as message {stored.sequence}"
+
+    flags = [word for option, text in (("--header", header), ("--msg-id", msg_id)) if text for word in (option, text)]
+    command = ("pub", subject or "SUBJECT", data, "--stream", name, *flags)
+    fields = {"stream": name, "subject": subject, "data": data, "header": header, "msg-id": msg_id}
+    missing = "" if subject else f"subject: say which; stream {name} takes {', '.join(subjects)}"
+    fields["incarnation"] = incarnation
+    return Plan("publish", "Publish a message", command, facts, work, fields, name, missing=missing)
+
+
+def _add(site: Site, query: Query) -> Plan:
+    store, name, wanted = site.store(), query.text("name"), _settings(query)
+    shown = StreamConfig.from_mapping({"name": name or "NAME", **wanted}).to_json()
+    if any(stream.name == name for stream in store.view().state.streams.values()):
+        raise ValueError(f"name: there is a stream {name} already")
+    facts = [(key, show_value(key, value)) for key, value in shown.items() if name or key != "name"]
+
+    def work(store: Store, progress: Progress) -> str:
+        store.add_stream({"name": name, **wanted})
+        return f"Stream {name} is there"
+
+    command, missing = ("stream", "add", name or "NAME", *_options(wanted)), "" if name else "name: say what it is"
+    return Plan("stream-add", "Add a stream", command, facts, work, {"name": name, **_given(query)}, missing=missing)
+
+
+def _edit(site: Site, query: Query) -> Plan:
+    name, wanted = query.text("stream"), _settings(query)
+    stream = site.store().stream(name)
+    before = stream.info()["config"]
+    after = StreamConfig.from_mapping({**before, **wanted}).to_json()
+    changes = {key: after[key] for key in wanted if before[key] != after[key]}
+    removed = edit_removes(stream, wanted) if wanted else ""
+    facts: list[tuple[str, object]] = [
+        (key, f"{show_value(key, before.get(key))} -> {show_value(key, value)}") for key, value in changes.items()
+    ]
+    facts += [("is removed by the new limits", removed)] if removed else []
+    incarnation = _same(query, stream.state().incarnation, name)
+    was = query.text("was") or _digest(before)
+    _check_as_planned(was, before, name)
+
+    def work(store: Store, progress: Progress) -> str:
+        opened = store.stream(name)
+        _check_same(incarnation, opened.state().incarnation, name)
+        _check_as_planned(was, opened.info()["config"], name)
+        opened.edit(changes)
+        return f"{counted(len(changes), 'setting')} of stream {name} changed"
+
+    fields = {"stream": name, "incarnation": incarnation, "was": was, **_given(query)}
+    command = ("stream", "edit", name, *_options(wanted))
+    return Plan(
+        "stream-edit", "Edit a stream", command, facts, work, fields, name, typed=name if removed else "",
+        missing="" if changes else "fill in what is to change",
+    )  # fmt: skip
+
+
+def _digest(config: Mapping[str, Any]) -> str:
+    return sha256(dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def _check_as_planned(was: str, config: Mapping[str, Any], stream: str) -> None:
+    if was != _digest(config):
+        raise ValueError(f"nothing was done: the configuration of stream {stream} changed since the plan was made")
+
+
+SETTINGS = {  # of a stream that pages set: key of the configuration, its option on the command line
+    "subjects": ("subjects", "--subjects"),
+    "description": ("description", "--description"),
+    "copies": ("num_replicas", "--replicas"),
+    "max-msgs": ("max_msgs", "--max-msgs"),
+    "max-bytes": ("max_bytes", "--max-bytes"),
+    "max-age": ("max_age", "--max-age"),
+    "max-msgs-per-subject": ("max_msgs_per_subject", "--max-msgs-per-subject"),
+}
+
+
+def _given(query: Query) -> dict[str, str]:
+    return {name: text for name in SETTINGS if (text := query.text(name))}
+
+
+def _settings(query: Query) -> dict[str, Any]:
+    """Return the keys of the configuration that the form says. Raises ValueError."""
+    wanted: dict[str, Any] = {}
+    for name, text in _given(query).items():
+        key, _ = SETTINGS[name]
+        if name == "subjects":
+            wanted[key] = [subject.strip() for subject in text.split(",") if subject.strip()]
+        elif name == "max-bytes":
+            wanted[key] = -1 if text == "-1" else parse_size(text, name)
+        elif name == "max-age":
+            wanted[key] = 0 if text in ("0", "-1") else parse_duration_ns(text, name)
+        elif name == "description":
+            wanted[key] = text
+        else:
+            wanted[key] = -1 if text == "-1" else query.number(name)
+    return wanted
+
+
+def _options(wanted: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options of the command line that say the same."""
+    options = dict(SETTINGS.values())
+    words: list[str] = []
+    for key, value in wanted.items():
+        shown = ",".join(value) if isinstance(value, list) else show_value(key, value).strip('"')
+        words += [options[key], value if key == "description" else shown]
+    return tuple(words)
+
+
 KINDS: Mapping[str, Callable[[Site, Query], Plan]] = {
     "repair": _repair,
     "scrub": _scrub,
@@ -305,6 +451,9 @@ KINDS: Mapping[str, Callable[[Site, Query], Plan]] = {
     "consumer-reset": _reset,
     "consumer-pause": _pause,
     "purge": _purge,
+    "publish": _publish,
+    "stream-add": _add,
+    "stream-edit": _edit,
 }
 
 ASKED: Mapping[str, tuple[str, ...]] = {  # what a page asks for, beside the stream and consumer that it is about
@@ -314,6 +463,9 @@ ASKED: Mapping[str, tuple[str, ...]] = {  # what a page asks for, beside the str
     "consumer-reset": ("to",),
     "consumer-pause": ("until",),
     "purge": ("subject", "seq", "keep", "before"),
+    "publish": ("subject", "data", "header", "msg-id"),
+    "stream-add": ("name", *SETTINGS),
+    "stream-edit": tuple(SETTINGS),
 }
 
 

@@ -242,6 +242,8 @@ class Server:
     def _begin(self, request: Request, fields: Mapping[str, str]) -> Response:
         try:
             plan = changes.plan_of(self.site, Query(fields), request.path_params["kind"])
+            if plan.missing:
+                raise ValueError(f"nothing was done: {plan.missing}")
             if plan.typed and fields.get("typed", "").strip() != plan.typed:
                 raise ValueError(f"nothing was done: type {plan.typed} to have it done")
             address = request.client.host if request.client is not None else "an unknown address"

@@ -167,7 +167,13 @@ def test_nothing_that_a_store_holds_is_executed(volumes: list[Path], serve, chro
 
 def test_a_change_is_planned_asked_for_and_watched(store: Store, volumes: list[Path], serve, chromium) -> None:
     window = Window(chromium, serve(volumes, allows_changes=True), 420)
-    for path in ("/change/repair", "/change/consumer-pause?stream=ORDERS&consumer=billing", "/changes", "/rescue"):
+    of_a_stream = [f"/change/{kind}?stream=ORDERS" for kind in ("publish", "stream-edit", "repair")]
+    for path in (
+        *of_a_stream,
+        "/change/stream-add",
+        "/change/consumer-pause?stream=ORDERS&consumer=billing",
+        "/changes",
+    ):
         window.look(path)
     window.look("/streams/ORDERS/configuration")
     window.page.get_by_role("link", name="Purge").click()

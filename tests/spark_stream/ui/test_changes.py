@@ -88,6 +88,48 @@ def test_what_was_planned_is_done_and_the_event_log_says_who_asked(store: Store,
     assert len(browser.api("/changes")["changes"]) == 7
 
 
+def test_streams_are_added_and_edited_and_messages_published(store: Store, volumes: list[Path], serve) -> None:
+    browser, index = serve(volumes, allows_changes=True), store.view().index
+    for kind, about in (("stream-add", {}), ("stream-edit", ABOUT), ("publish", ABOUT)):
+        plan = browser.api(f"/change/{kind}", **about)
+        assert plan["missing"] and "Type" not in browser.page(f"/change/{kind}", **about)
+        refused = browser.form(f"/change/{kind}", {**about, **plan["fields"]}, Origin=browser.address)
+        assert refused.code == 403 or "nothing was done" in refused.text
+    assert store.view().index == index
+
+    wanted = {"name": "NEW", "subjects": "new.>, newer", "max-bytes": "1GB", "max-age": "7d", "max-msgs": "9"}
+    plan = browser.api("/change/stream-add", **wanted)
+    assert plan["command"].startswith(
+        "jstream stream add NEW --subjects 'new.>,newer' --max-msgs 9 --max-bytes 1073741824 --max-age 7d --store "
+    )
+    assert done(browser, "stream-add", form_on(browser, "stream-add", **wanted))["outcome"] == "Stream NEW is there"
+    made = store.stream("NEW").info()["config"]
+    assert (made["subjects"], made["max_msgs"], made["max_bytes"]) == (["new.>", "newer"], 9, 1 << 30)
+    assert browser("/change/stream-add?name=NEW").code == browser("/change/stream-add?name=A&max-age=x").code == 400
+
+    message = {"stream": "NEW", "subject": "newer", "data": '{"id": 1}', "header": "Trace: abc", "msg-id": "once"}
+    form = form_on(browser, "publish", **message)
+    assert done(browser, "publish", form)["outcome"] == "Stored as message 1"
+    assert done(browser, "publish", form)["outcome"] == "It was stored before as message 1"
+    stored = store.stream("NEW").get(1)
+    assert (stored.subject, stored.data, dict(stored.headers)["Trace"]) == ("newer", b'{"id": 1}', b"abc")
+    assert browser("/change/publish?stream=NEW&subject=new.*").code == 400
+
+    for number in range(4):
+        store.stream("NEW").publish("newer", b"%d" % number)
+    less = {"stream": "NEW", "max-msgs": "2", "description": "two"}
+    facts = dict(browser.api("/change/stream-edit", **less)["facts"])
+    assert facts["max_msgs"] == "9 -> 2" and facts["is removed by the new limits"].startswith("3 messages")
+    form = form_on(browser, "stream-edit", **less)
+    store.stream("NEW").edit(description="meanwhile")
+    moved = browser.form("/change/stream-edit", form | {"typed": "NEW"}, Origin=browser.address)
+    assert moved.code == 400 and "the configuration of stream NEW changed since the plan was made" in moved.text
+    assert store.stream("NEW").state().message_count == 5
+    form = form_on(browser, "stream-edit", **less)
+    assert done(browser, "stream-edit", form | {"typed": "NEW"})["outcome"] == "2 settings of stream NEW changed"
+    assert store.stream("NEW").state().message_count == 2
+
+
 def test_a_form_is_refused_that_nobody_meant(store: Store, volumes: list[Path], serve) -> None:
     browser = serve(volumes, allows_changes=True)
     planned = form_on(browser, "purge", stream="ORDERS") | {"typed": "ORDERS"}
