@@ -50,6 +50,8 @@ PLAIN_COLUMNS = {UTF8: "text", BYTES: "data"}  # what the only column is called 
 SHOWN_MAX = 60  # characters of a value that a reason shows
 BYTE_MAX = 127
 SECONDS_MAX = 9_223_372_036_854  # of a TIMESTAMP, before and after 1970: microseconds in 64 bits
+# A reason with the value that it shows, for Java and RE2 alike; the kind of reason is `\\1: \\2`. See `_misfit`.
+VALUE_IN_REASON = r"(?s)^(.*?): .* (is not .*)$"
 _NOT_THE_SCHEMA = "does not fit the schema"
 _STRICT = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
 # A float that is no number, or infinite: a type byte, then sign and exponent with all bits of the exponent set.

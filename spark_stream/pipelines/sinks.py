@@ -8,7 +8,7 @@ import json
 from fnmatch import translate
 from functools import cache
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from datasource.settings import LOCK_TIMEOUT_S
@@ -16,14 +16,13 @@ from datasource.store_opening import open_store
 from spark_stream.look.terminal import print_table
 from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, Pipeline, Sink
 from spark_stream.pipelines.identity import Identity
-from spark_stream.pipelines.payload import DATA, REASON
+from spark_stream.pipelines.letters import as_letters
+from spark_stream.pipelines.payload import DATA
 from spark_stream.pipelines.tables import append_to_delta, upsert
 from storage_core.store.writing.appends import WriterBatch
 
 COLLECTED_COUNT_MAX = 10_000  # dead letters of a batch that come to the driver; what is more is written by tasks
 COLLECTED_SIZE_MAX = 64 * 1024 * 1024  # bytes of their payloads
-RFC_3339 = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
-HEADER_PREFIX = "Jstream-"  # of the headers that a dead letter has besides its own
 
 
 def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity, is_made_on_stream: bool = False) -> None:
@@ -102,7 +101,7 @@ def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -
     count, size = measured[0], measured[1] or 0
     if not count:
         return
-    made = dead_letters(bad, pipeline.name)
+    made = as_letters(bad, pipeline.name)
     if count > COLLECTED_COUNT_MAX or size > COLLECTED_SIZE_MAX:
         append_to_stream(made, letters.volumes, letters.stream, letters.subject, identity, _changed_batches(pipeline))
         return
@@ -112,27 +111,6 @@ def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -
         any_content = not pipeline.source.fails_on_data_loss
         writer = WriterBatch(identity.app, str(identity.number), any_content=any_content)
         store.stream(letters.stream).append(made.toArrow(), writer)
-
-
-def dead_letters(bad: DataFrame, name: str) -> DataFrame:
-    """Return the messages as dead letters: `headers` and `data`."""
-    values: list[tuple[str, Column]] = [
-        ("Reason", F.col(REASON)),
-        ("Stream", F.col("stream")),
-        ("Sequence", F.col("sequence").cast("string")),
-        ("Subject", F.col("subject")),
-        ("Timestamp", F.date_format(F.to_utc_timestamp("timestamp", F.current_timezone()), RFC_3339)),
-        ("Pipeline", F.lit(name)),
-    ]
-    if "partition" in bad.columns:  # of Kafka
-        values += [("Partition", F.col("partition").cast("string")), ("Key", F.coalesce("key", F.lit(b"")))]
-    added = [
-        F.struct(F.lit(f"{HEADER_PREFIX}{key}").alias("key"), value.cast("binary").alias("value"))
-        for key, value in values
-    ]
-    own = F.coalesce(F.col("headers"), F.array().cast(bad.schema["headers"].dataType))
-    ordered = bad.orderBy("stream", "sequence")
-    return ordered.select(F.concat(own, F.array(*added)).alias("headers"), F.col(DATA).alias("data"))
 
 
 def _print(rows: DataFrame, sink: Sink, identity: Identity) -> None:

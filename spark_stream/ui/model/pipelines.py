@@ -1,7 +1,5 @@
-"""Pipelines that the command line named: how far each is, its runs, and its dead letters by reason."""
+"""Pipelines that the command line named: how far each is, its runs, and its dead letters by kind of reason."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -12,11 +10,10 @@ from storage_core import Store
 from storage_core.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from spark_stream.pipelines.config import DeadLetters, Pipeline
+    from spark_stream.pipelines.config import Pipeline
 
 LETTER_COUNT_MAX = 10_000  # newest dead letters that are looked at
-REASON_COUNT_MAX = 50
-REASON_SIZE_MAX = 500  # letters
+KIND_COUNT_MAX = 50
 
 
 def pipelines_page(site: Site, query: Query) -> dict[str, Any]:
@@ -64,62 +61,18 @@ def _is_shown(site: Site, volumes: list[str]) -> bool:
         return False
 
 
-@dataclass(slots=True)
-class _Reason:
-    messages: int
-    newest: int  # sequence of the newest letter
-    stream: str  # of the message that it was
-    sequence: int
-
-
 def _dead_letters(site: Site, pipeline: "Pipeline") -> dict[str, Any] | None:
-    """Return the newest dead letters by reason, those with the most first; None if the pipeline keeps none."""
+    """Return the newest dead letters by kind of reason, those with the most first; None if the pipeline keeps none."""
+    from spark_stream.pipelines.letters import kinds_of, to_json
+
     letters = pipeline.dead_letters
     if letters is None:
         return None
-    summary: dict[str, Any] = {"stream": letters.stream, "looked_at": 0, "reasons": [], "left_out": 0, "error": None}
+    summary: dict[str, Any] = {"stream": letters.stream, "looked_at": 0, "kinds": [], "left_out": 0, "error": None}
     summary["is_shown"] = _is_shown(site, letters.volumes)
     try:
-        reasons, summary["looked_at"] = _by_reason(letters, pipeline.name)
+        kinds, summary["looked_at"] = kinds_of(pipeline, LETTER_COUNT_MAX)
     except READ_ERRORS as error:
         return {**summary, "error": str(error)}
-    listed = sorted(reasons.items(), key=lambda pair: (-pair[1].messages, pair[0]))
-    summary["reasons"] = [
-        {
-            "reason": text,
-            "messages": reason.messages,
-            "newest": reason.newest,
-            "from_stream": reason.stream,
-            "from_sequence": reason.sequence,
-        }
-        for text, reason in listed[:REASON_COUNT_MAX]
-    ]
-    summary["left_out"] = max(0, len(listed) - REASON_COUNT_MAX)
-    return summary
-
-
-def _by_reason(letters: "DeadLetters", pipeline: str) -> tuple[Mapping[str, _Reason], int]:
-    from spark_stream.pipelines.sinks import HEADER_PREFIX
-
-    reasons: dict[str, _Reason] = {}
-    count = 0
-    with Store.open(letters.volumes, read_only=True) as store:
-        stream = store.stream(letters.stream)
-        end = stream.last_sequence + 1
-        first = max(stream.first_sequence, end - LETTER_COUNT_MAX)
-        for batch in stream.read(first, end, columns=["sequence", "headers"], on_data_loss="continue"):
-            for row in batch.to_pylist():
-                headers = {
-                    header["key"].removeprefix(HEADER_PREFIX): header["value"].decode("utf-8", "replace")
-                    for header in row["headers"] or ()
-                    if header["key"].startswith(HEADER_PREFIX)
-                }
-                if headers.get("Pipeline") != pipeline:
-                    continue
-                count += 1
-                reason = reasons.setdefault(headers.get("Reason", "")[:REASON_SIZE_MAX], _Reason(0, 0, "", 0))
-                reason.messages += 1
-                reason.newest, reason.stream = row["sequence"], headers.get("Stream", "")
-                sequence = headers.get("Sequence", "")
-                reason.sequence = int(sequence) if sequence.isascii() and sequence.isdigit() else 0
-    return reasons, count
+    shown = kinds[:KIND_COUNT_MAX]
+    return {**summary, "kinds": to_json(shown), "left_out": len(kinds) - len(shown)}

@@ -334,7 +334,7 @@ stream = "DEAD"
 """
     )
     dead = store.add_stream({"name": "DEAD", "subjects": ["dead"]})
-    for sequence, reason in ((3, "id: no number"), (4, "id: no number"), (9, "<b>not JSON</b>")):
+    for sequence, reason in ((3, "id: ten is not INT"), (4, "id: 1.5 is not INT"), (9, "<b>not JSON</b>")):
         told = {"Reason": reason, "Stream": "ORDERS", "Sequence": str(sequence), "Pipeline": "orders"}
         dead.publish("dead", b"x", headers=[(f"Jstream-{key}", value.encode()) for key, value in told.items()])
     dead.publish("dead", b"x", headers=[("Jstream-Reason", b"other"), ("Jstream-Pipeline", b"another")])
@@ -354,8 +354,8 @@ stream = "DEAD"
     assert "gone.toml" in browser.page("/pipelines")
     whole = browser.api("/pipelines/0")
     assert [(run["rows_in"], run["ok"]) for run in whole["runs"]] == [(7, True), (5, False)]
-    assert [(reason["reason"], reason["messages"]) for reason in whole["dead_letters"]["reasons"]] == [
-        ("id: no number", 2),
+    assert [(kind["kind"], kind["letters"]) for kind in whole["dead_letters"]["kinds"]] == [
+        ("id: is not INT", 2),
         ("<b>not JSON</b>", 1),
     ]
     page = browser.page("/pipelines/0")
