@@ -8,7 +8,7 @@ checked of it instead.
                 code that its comment ends with
     text        here: what the page's Python prints, in this order
     console     tests/spark_stream/cli/test_guide.py, which compares what is printed
-    sh, toml, py and json of etl.md, windows.md and scheduling.md: tests/spark_stream/pipelines/test_guide.py
+    sh, toml, py and json of the pages OF_PIPELINES: tests/spark_stream/pipelines/test_guide.py
 """
 
 import ast
@@ -44,7 +44,12 @@ ALL_PAGES = sorted({*PAGES, *DOCS.rglob("*.md"), *ROOT.glob("*.md")})
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 EXIT_CODE = re.compile(r"#.*\bexit code (\d+)(?=$|:)")
-OF_PIPELINES = ("etl.md", "windows.md", "scheduling.md")  # run by tests/spark_stream/pipelines/test_guide.py
+OF_PIPELINES = (
+    "etl.md",
+    "windows.md",
+    "dead-letters.md",
+    "scheduling.md",
+)  # run by tests/spark_stream/pipelines/test_guide.py
 DATA = ROOT / "tests" / "data"
 # What the examples find in their folder: stores of other servers.
 SERVERS = {
@@ -186,7 +191,7 @@ def test_pipeline_files_of_the_pages_are_pipelines(tmp_path: Path, monkeypatch: 
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     pipelines = [load_pipeline(tmp_path / name, "shop") for name in files if name.endswith(".toml")]
-    assert {one.name for one in pipelines} == {"countries", "gross", "sales", "shop"}
+    assert {one.name for one in pipelines} == {"countries", "gross", "orders", "sales", "shop"}
 
 
 def test_json_of_the_pages_is_json() -> None:

@@ -1,4 +1,4 @@
-"""`jstream etl run|check|status|backfill|schema`: pipelines, from a shell, cron, Airflow or spark-submit."""
+"""`jstream etl`: pipelines, from a shell, cron, Airflow or spark-submit."""
 
 import signal
 import sys
@@ -28,10 +28,11 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.storage_options import put_into_environment
-from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say, write
+from spark_stream.look.terminal import counted, print_facts, print_json, print_lines, print_table, say, write
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.config import Pipeline
+    from spark_stream.pipelines.replay import Plan
     from spark_stream.pipelines.run import Progress, Reporter, Stop
     from spark_stream.pipelines.summary import Summary
 
@@ -39,6 +40,14 @@ EXIT_TERMINATED = 143  # by SIGTERM, before everything was read
 COUNTS = ("rows_in", "rows_out", "rows_dead", "rows_late")  # of a run
 
 app = typer.Typer(cls=VerbGroup, help="Pipelines: a stream, parsed and transformed, into a table or another stream.")
+
+
+class IfRunning(str, Enum):
+    """What a run does that finds another one at work."""
+
+    fail = "fail"
+    skip = "skip"
+
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline: conf/pipelines/orders.toml.")]
 PipelineStoreOption = Annotated[
@@ -48,17 +57,13 @@ PipelineStoreOption = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print one line on stderr for each step and each batch.")
 ]
+IfRunningOption = Annotated[
+    IfRunning, typer.Option("--if-running", help="If another run has the checkpoint: fail (1), or skip (0).")
+]
 MetricsOption = Annotated[
     Path | None,
     typer.Option("--metrics-textfile", metavar="FILE", help="Write metrics for Prometheus' textfile collector."),
 ]
-
-
-class IfRunning(str, Enum):
-    """What a run does that finds another one at work."""
-
-    fail = "fail"
-    skip = "skip"
 
 
 @app.callback()
@@ -77,9 +82,7 @@ def run(
     new_checkpoint: Annotated[
         bool, typer.Option("--new-checkpoint", help="The old checkpoint is lost, and rows may be stored twice for it.")
     ] = False,
-    if_running: Annotated[
-        IfRunning, typer.Option("--if-running", help="If another run has the checkpoint: fail (1), or skip (0).")
-    ] = IfRunning.fail,
+    if_running: IfRunningOption = IfRunning.fail,
     verbose: VerboseOption = False,
     metrics_textfile: MetricsOption = None,
     take_over: TakeOverOption = False,
@@ -221,6 +224,97 @@ def schema(
         print_json(asdict(proposal))
     else:
         print_lines([f"# from {proposal.sampled:,} messages of {name}", *proposal.toml().splitlines()])
+
+
+@app.command("letters")
+def letters(
+    context: typer.Context, file: FileArgument, store: PipelineStoreOption = None, json: JsonOption = False
+) -> None:
+    """Show the dead letters of a pipeline by kind of reason: how many, since when, and one of them."""
+    from spark_stream.pipelines.letters import kept_letters, kinds_of, to_json
+
+    pipeline = _load(context, file, store)
+    with _failing_in_words():
+        target = kept_letters(pipeline)
+        kinds, _ = kinds_of(pipeline)
+    if json:
+        print_json(to_json(kinds))
+        return
+    columns = ("kind", "letters", "first", "last", "newest", "source", "reason")
+    rows = [
+        (row.kind, row.letters, row.first[:19], row.last[:19], row.letter, f"{row.stream} {row.sequence}", row.reason)
+        for row in kinds
+    ]
+    print_table(columns, rows, f"Dead letters in {target.stream}")
+
+
+@app.command("replay")
+def replay(
+    context: typer.Context,
+    file: FileArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show how many letters parse now and how many stay; change nothing.")
+    ] = False,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="Only letters of this kind, as `etl letters` shows it.")
+    ] = None,
+    if_running: IfRunningOption = IfRunning.fail,
+    verbose: VerboseOption = False,
+    metrics_textfile: MetricsOption = None,
+    take_over: TakeOverOption = False,
+    store: PipelineStoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Send dead letters that can be parsed now through the pipeline into its sink, each exactly once.
+
+    They leave the dead-letter stream; the others stay. Run it again if it was killed. The last line of stdout is a
+    summary as JSON.
+    """
+    from spark_stream.pipelines import api
+    from spark_stream.pipelines.replay import Replay, check_replay
+    from spark_stream.pipelines.source import take_over_stores
+    from spark_stream.pipelines.state import PipelineState
+    from spark_stream.pipelines.summary import Summary
+
+    if json and not dry_run:
+        raise WrongUsage("--json: shows the plan of --dry-run; a replay ends with a line of JSON in any case")
+    pipeline = _load(context, file, store)
+    _check_metrics(metrics_textfile)
+    state, summary = PipelineState(pipeline.checkpoint), Summary(pipeline.name, "replay")
+    if dry_run:
+        with _failing_in_words(), _watching(pipeline.name, verbose) as shown:
+            check_replay(pipeline)
+            with api.prepared(pipeline, report=shown.step) as prepared:
+                made = Replay(prepared, state)
+                made.check()
+                shown.step("parsing the letters")
+                plan = made.plan(kind)
+        _print_plan(plan, json)
+        return
+    skips = if_running is IfRunning.skip
+    with _reporting(summary, metrics_textfile, skips), state.lock("etl replay"):
+        if take_over:
+            take_over_stores(pipeline)
+        check_replay(pipeline)
+        with _watching(pipeline.name, verbose) as shown, api.prepared(pipeline, report=shown.step) as prepared:
+            made = Replay(prepared, state)
+            made.check()
+            shown.step("parsing the letters")
+            plan = made.plan(kind)
+            made.execute(plan, summary, shown.step)
+    if not summary.skipped:
+        say(f"{counted(summary.rows_in, 'letter')} replayed, {counted(summary.rows_dead, 'letter')} stayed")
+
+
+def _print_plan(plan: "Plan", json: bool) -> None:
+    if json:
+        print_json(plan.to_json())
+        return
+    rows = [(kind.kind, kind.parse + kind.stay, kind.parse, kind.stay) for kind in plan.kinds]
+    print_table(("kind", "letters", "parse now", "stay"), rows, "Dead letters")
+    if plan.unfinished:
+        say(f"a replay of {counted(plan.unfinished, 'letter')} was killed, and is finished first")
+    say(f"nothing was done; without --dry-run {counted(len(plan.sequences), 'letter')} would be replayed")
 
 
 @app.command("fetch-jars")
@@ -423,6 +517,7 @@ def _print_status(pipeline_status: dict[str, Any]) -> None:
             ("last batch done", pipeline_status["batch_done"]),
             ("batch not finished", pipeline_status["batch_open"]),
             ("backfills", len(pipeline_status["backfills"])),
+            ("replay", _replay_text(pipeline_status["replay"])),
         ],
     )
     last = pipeline_status["last_run"]
@@ -438,6 +533,13 @@ def _print_status(pipeline_status: dict[str, Any]) -> None:
         for stream in pipeline_status["streams"]
     ]
     print_table(("stream", "position", "end", "lag", "consumer", "ack floor", "pending"), rows, "Streams")
+
+
+def _replay_text(replay: dict[str, Any] | None) -> str | None:
+    if replay is None:
+        return None
+    stage = f"done {replay['done']}" if replay["done"] else f"begun {replay['begun']}, not finished: run it again"
+    return f"{counted(replay['letters'], 'letter')}, {stage}"
 
 
 def _consumer_cells(consumer: dict[str, Any] | None) -> list[Any]:

@@ -65,6 +65,14 @@ class BackfillRefusedError(PipelineError):
     end: int | None = None
 
 
+class ReplayRefusedError(PipelineError):
+    """The dead letters cannot be replayed; nothing was stored or removed."""
+
+    code = "JSTREAM_REPLAY_REFUSED"
+    stream: str | None = None  # of dead letters
+    sequence: int | None = None  # of the letter that it is about
+
+
 class RunFailedError(PipelineError):
     """A run failed; the text says why."""
 

@@ -5,6 +5,7 @@
     state.json     the pipeline, its query, and at which sequence of each stream it began
     runs.json      the summaries of the newest RUNS_KEPT runs, the last one at the end
     backfills.json the ranges that backfills have begun or finished
+    replay.json    the dead letters that a replay is at, or that the last one was
     dead-letters/  the checkpoint of the query for dead letters, where the sink leaves no room for them in its own
 
 Spark's checkpoint says how far the pipeline has come. None of this replaces it: if it is lost, runs go on as before,
@@ -30,7 +31,8 @@ from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import REAL
 
 SUFFIX = ".etl"
-LOCK, STATE, RUNS, BACKFILLS, DEAD_LETTERS = "lock", "state.json", "runs.json", "backfills.json", "dead-letters"
+LOCK, STATE, RUNS, BACKFILLS, REPLAY = "lock", "state.json", "runs.json", "backfills.json", "replay.json"
+DEAD_LETTERS = "dead-letters"
 LEASE = "etl"
 RUNS_KEPT = 50
 FILE_SIZE_MAX = 16 * 1024 * 1024  # bytes; bounds what a damaged checkpoint can make us read

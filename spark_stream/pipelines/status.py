@@ -6,6 +6,7 @@ from typing import Any
 from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
 from spark_stream.pipelines.config import Pipeline, load_pipeline
+from spark_stream.pipelines.replay import status_of_replay
 from spark_stream.pipelines.source import live_streams, matching
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
 from storage_core import Store
@@ -36,6 +37,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "streams": streams,
         "last_run": runs[-1] if runs else None,
         "backfills": state.read(BACKFILLS) or [],
+        "replay": status_of_replay(state),
     }
 
 

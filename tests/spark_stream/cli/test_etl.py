@@ -150,6 +150,7 @@ def test_status_of_a_pipeline_that_never_ran(jstream, orders: Store, file: Path)
         ],
         "last_run": None,
         "backfills": [],
+        "replay": None,
     }
     assert "ORDERS  -           7    4  warehouse          0        4" in jstream.done("etl", "status", file)
 

@@ -1,4 +1,4 @@
-"""Pages about pipelines, etl.md, windows.md and scheduling.md: their files are written, their commands run, in order.
+"""Pages about pipelines, in the guide and scheduling.md: their files are written, their commands run, in order.
 
 Blocks `sh` are commands, each of which must end well. Blocks `toml` and `py` that begin with a comment are files of
 that name.
@@ -110,6 +110,20 @@ def test_windows_and_totals_are_what_the_page_says(
     assert (f"{row['start']:%H:%M}", row["country"], row["sales"], row["amount"]) == ("12:00", "DE", 2, 12)
     totals = delta_spark.read.format("delta").load(str(place / "tables/countries")).collect()
     assert [tuple(row) for row in totals] == [("DE", 21)]
+
+
+def test_dead_letters_are_what_the_page_says_and_replayed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, delta_spark: SparkSession
+) -> None:
+    page = DOCS / "guide" / "dead-letters.md"
+    printed = run_page(page, monkeypatch)
+    table = re.findall(r"^\| `(.*?)` \| 1 \| (\d) \| (.*?) \| (.*?) \|$", page.read_text(), re.M)
+    shown = [re.split(r" {2,}", line.strip()) for line in printed["jstream etl letters orders.toml"].splitlines()[1:]]
+    assert [(kind, newest, source, reason) for kind, _, _, _, newest, source, reason in shown] == table
+    rows = delta_spark.read.format("delta").load(str(place / "tables/orders")).orderBy("sequence").collect()
+    assert [tuple(row) for row in rows] == [(1, "o1", 3.0), (2, "o2", 2.5)]
+    with Store.open("shop") as store:
+        assert store.stream("ORDERS_DEAD").read(columns=["data"]).read_all()["data"].to_pylist() == [b"not an order"]
 
 
 def test_the_commands_for_schedulers_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
