@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -311,9 +312,10 @@ class Life:
         attempts = 0
         while not (reports and reports[-1]["ok"]):
             attempts += 1
-            if attempts > 1 + beside:
+            is_decided = bool(reports and reports[-1]["set_aside"])  # nobody wants what a copy of the store had more
+            if attempts > 1 + beside + is_decided:
                 raise Violation(f"repair does not come to its end: {reports[-1:]}; {self.volumes.describe()}")
-            self.crew.together({self.crew.some_process(): [lambda: self._repair_call(reports)]})
+            self.crew.together({self.crew.some_process(): [partial(self._repair_call, reports, is_decided)]})
         if any(one["lost"] for one in reports):
             raise Violation(f"repair declared messages lost: {reports}")
         self.volumes.damaged.clear()
@@ -324,9 +326,10 @@ class Life:
             self.crew.asked(Call("maintain", writes=True))
         self._check_current()
 
-    def _repair_call(self, reports: list[dict[str, Any]]) -> Call:
+    def _repair_call(self, reports: list[dict[str, Any]], discards: bool = False) -> Call:
         if self.random.random() < 0.7:
-            return Call("repair", done=lambda report, _: reports.append(report), writes=True)
+            arguments = {"discard_lost": discards}
+            return Call("repair", arguments, done=lambda report, _: reports.append(report), writes=True)
 
         def done(result: tuple[int, str, str], _: float) -> None:
             if not result[1].startswith("{"):
@@ -335,7 +338,8 @@ class Life:
                 )
             reports.append(json.loads(result[1]))
 
-        return Call("command", {"arguments": ["repair", "--json", *self.store_option()]}, done, writes=True)
+        more = ["--discard-lost", "--force"] if discards else []
+        return Call("command", {"arguments": ["repair", "--json", *more, *self.store_option()]}, done, writes=True)
 
     def _check_current(self) -> None:
         for name in self.streams:

@@ -131,8 +131,8 @@ class Worker:
     def maintain(self) -> None:
         self.store.maintain()
 
-    def repair(self) -> dict[str, Any]:
-        return self.store.repair()
+    def repair(self, discard_lost: bool = False) -> dict[str, Any]:
+        return self.store.repair(discard_lost=discard_lost)
 
     def verify(self) -> dict[str, Any]:
         return self.store.verify()

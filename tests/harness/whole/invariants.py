@@ -269,6 +269,8 @@ class Invariants:
         """Repair everything, and see that it is: then as many volumes may fail again."""
         world = self._world
         report = store.repair()
+        if report["set_aside"] and all(damage["repaired"] for damage in report["damage"]):
+            report = store.repair(discard_lost=True)  # nobody wants what a copy of the store had more
         if not report["ok"]:
             if world.running is not None and world.incident is not None and world.incident.happened:
                 return  # something came in between; the next repair has to be complete
