@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.named_stores import load_contexts
 from spark_stream.cli.options import StoreOption
 from spark_stream.cli.storage_options import storage_options
 from spark_stream.look.terminal import say
@@ -47,6 +48,10 @@ def ui(
             "--allow-changes", help="Let pages repair, maintain, add and edit streams, publish, purge, reset consumers."
         ),
     ] = False,
+    contexts: Annotated[
+        list[str] | None,
+        typer.Option("--context", metavar="NAME", help="Serve this context's store, too, below /@NAME; repeatable."),
+    ] = None,
     store: StoreOption = "",
 ) -> None:
     """Serve pages over the store: its health, messages, copies, consumers, volumes and events.
@@ -63,6 +68,8 @@ def ui(
         raise WrongUsage(
             f"--listen {listen} is not loopback: everybody who reaches it could read the store; pass --token-file"
         )
+    named = load_contexts()
+    others = {name: named.volumes(name) for name in contexts or ()}
     try:
         listener = bind(listen, port)
     except OSError as error:
@@ -75,10 +82,14 @@ def ui(
             pipelines=[file.absolute() for file in pipelines or ()],
             rescues=[directory.absolute() for directory in rescues or ()],
         )
+        beside = {
+            name: Site(volumes.split(","), storage_options=storage_options(), allows_changes=allow_changes)
+            for name, volumes in others.items()
+        }
         address, taken = listener.getsockname()[:2]
         place = f"[{address}]" if ":" in address else address
         say(f"the store's pages are at http://{place}:{taken}/ until Ctrl-C")
         if not is_loopback(listen):
             say("this is plain HTTP: put a proxy with TLS in front of it where others could listen")
         os.nice(NICENESS)
-        serve(site, listener, token, tuple(host_names or ()))
+        serve(site, listener, token, tuple(host_names or ()), beside)

@@ -1,6 +1,7 @@
 """HTTP: routes, templates and errors. A page renders the values that its twin below `/api` answers as JSON."""
 
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from starlette.responses import (
     Response,
     StreamingResponse,
 )
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from spark_stream.look.rendering import LOOK, stylesheet
 from spark_stream.look.terminal import show_size, show_span
@@ -62,6 +63,8 @@ STATIC = {
     LOOK: "text/css; charset=utf-8",
 }
 Model = Callable[..., Mapping[str, Any]]
+NO_STORES: Mapping[str, Site] = {}
+_LINK = re.compile(r'( (?:href|action|src|hx-get)=")/')
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +105,12 @@ PAGES = (
 
 
 class Server:
-    """The application: everything that its routes need."""
+    """The application of one store: everything that its routes need."""
 
-    def __init__(self, site: Site, keys: Keys) -> None:
+    def __init__(self, site: Site, keys: Keys, root: str = "", stores: Mapping[str, Site] = NO_STORES) -> None:
+        """`root`: where its pages begin; `stores`: all that are served, by where theirs begin, if there are several."""
         self.site, self.keys, self.tasks = site, keys, changes.Tasks(site)
+        self._root, self._stores = root, stores
         self.rescue = rescue.Rescue(site.rescues, site.announce)
         folder = resources.files("spark_stream.ui").joinpath("static")
         self._static = {
@@ -125,9 +130,9 @@ class Server:
             count=lambda number: f"{number:,}", span=show_span, seconds=_seconds_text,
         )  # fmt: skip
 
-    def application(self, hosts: tuple[str, ...]) -> Doors:
-        """Return all routes behind their doors."""
-        routes = [
+    def application(self) -> Starlette:
+        """Return all routes, as if pages began at /."""
+        routes: list[BaseRoute] = [
             Route("/static/{name}", self._static_file),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/live", self._live),
@@ -147,13 +152,37 @@ class Server:
         routes.append(Route("/rescue/download", self._rescue_download))
         if self.site.allows_changes:
             routes.append(Route("/change/{kind}", self._change, methods=["POST"]))
-        app = Starlette(
+        if self._stores and not self._root:
+            page = Page("/stores", self._stores_page, "stores.html", "stores")
+            routes += [Route(page.path, self._page(page)), Route(f"/api{page.path}", self._api(page))]
+        return Starlette(
             routes=routes,
             exception_handlers={404: self._not_found, Exception: self._unforeseen, FormRefused: self._refused},
         )
-        return Doors(app, self.keys, hosts)
 
     # --- pages and their twins
+
+    def _path(self, request: Request) -> str:
+        """Return which page is asked for, as if pages began at /."""
+        return request.url.path.removeprefix(self._root) or "/"
+
+    def _stores_page(self, site: Site, query: Query) -> dict[str, Any]:
+        """Return how each of the stores that are served stands."""
+        del site, query
+        rows = []
+        for root, other in self._stores.items():
+            row: dict[str, Any] = {"name": root[1:] or "default", "root": root, "paths": list(other.paths)}
+            try:
+                scan = other.scan()
+                row |= {"health": {name: health(other, scan)[name] for name in ("state", "sentence")}}
+                row |= {
+                    "streams": len(scan.streams),
+                    "messages": sum(info["state"]["messages"] for info in scan.streams),
+                }
+            except READ_ERRORS as error:
+                row["health"] = {"state": "critical", "sentence": f"The store cannot be read: {error}"[:WORDS_MAX]}
+            rows.append(row)
+        return {"stores": rows}
 
     def _page(self, page: Page) -> Callable[[Request], Any]:
         def answer(request: Request) -> Response:
@@ -199,7 +228,7 @@ class Server:
         await form_of(request, self.keys)
         if self.rescue.directories:
             self.rescue.begin()
-        return RedirectResponse("/rescue", 303)
+        return RedirectResponse(f"{self._root}/rescue", 303)
 
     def _rescue_download(self, request: Request) -> Response:
         query = Query(request.query_params)
@@ -250,7 +279,7 @@ class Server:
             task = self.tasks.begin(plan, changes.who_of(fields.get("who", ""), address))
         except READ_ERRORS as error:
             return self._failed(request, error)
-        return RedirectResponse(f"/changes/{task.number}", 303)
+        return RedirectResponse(f"{self._root}/changes/{task.number}", 303)
 
     def render(
         self,
@@ -269,16 +298,20 @@ class Server:
             top = {"health": {"state": "critical", "sentence": f"The store cannot be read: {error}"[:WORDS_MAX],
                               "problems": []}, "now_ns": 0, "number": 0}  # fmt: skip
         now_ns = int(top["now_ns"])
-        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        here = self._path(request) + (f"?{request.url.query}" if request.url.query else "")
         text = self._templates.get_template(template).render(
             **{"page": values, "top": top, "section": section, "here": here, "paths": self.site.paths},
             asked=request.query_params.get, changes=self.site.allows_changes, csrf=self.keys.csrf,
+            root=self._root, stores=[(root[1:] or "default", root) for root in self._stores],
             has_pipelines=bool(self.site.pipelines), has_rescue=bool(self.site.rescues),
             live=is_live and request.method == "GET" and values.get("is_live", True),
             age=lambda time: age_text(time, now_ns) if now_ns else time,
-            link=lambda **changes: _link(request, changes),
+            link=lambda **changes: _link(request, self._path(request), changes),
         )  # fmt: skip
-        return HTMLResponse(text.encode("utf-8", "replace"), status)
+        # Templates name pages from / on, and those of all stores in single quotes. Text of a store holds no quotation
+        # mark of HTML, so nothing else is met.
+        rooted = _LINK.sub(rf"\g<1>{self._root}/", text) if self._root else text
+        return HTMLResponse(rooted.encode("utf-8", "replace"), status)
 
     # --- errors
 
@@ -292,7 +325,7 @@ class Server:
         return self.render(request, "error.html", values, status=_status(error))
 
     def _not_found(self, request: Request, error: Exception) -> Response:
-        if request.url.path.startswith("/api/"):
+        if self._path(request).startswith("/api/"):
             return JSONResponse({"error": "JSTREAM_NO_PAGE", "message": "there is no such page"}, 404)
         values = {"error": "", "message": "There is no such page.", "status": 404}
         return self.render(request, "error.html", values, status=404, is_live=False)
@@ -386,11 +419,11 @@ def _error_json(error: Exception) -> dict[str, Any]:
     return {"error": code, "message": str(error)[:WORDS_MAX]}
 
 
-def _link(request: Request, changes: Mapping[str, Any]) -> str:
+def _link(request: Request, path: str, changes: Mapping[str, Any]) -> str:
     """Return the address of this page with other parameters; None takes one away."""
     kept = {key: value for key, value in request.query_params.items() if key not in changes}
     kept |= {key: value for key, value in changes.items() if value not in (None, "")}
-    return f"?{urlencode(kept)}" if kept else request.url.path
+    return f"?{urlencode(kept)}" if kept else path
 
 
 def _scale(value: float, first: float, last: float, size: float) -> float:
@@ -424,26 +457,48 @@ def is_loopback(address: str) -> bool:
     return address in ("localhost", "::1") or address.startswith("127.")
 
 
-def server_of(site: Site, address: str, token: str | None, host_names: tuple[str, ...] = ()) -> uvicorn.Server:
-    """Return what serves the pages, to be run on a socket that listens at this address."""
-    own = f"[{address}]" if ":" in address else address
-    app = Server(site, Keys(token)).application((*LOOPBACK, own, *host_names))
+def server_of(
+    site: Site,
+    address: str,
+    token: str | None,
+    host_names: tuple[str, ...] = (),
+    others: Mapping[str, Site] = NO_STORES,
+) -> uvicorn.Server:
+    """Return what serves the pages, to be run on a socket that listens at this address.
+
+    `others`: stores beside the first one, by name; the pages of each begin at /@NAME.
+    """
+    own, keys = f"[{address}]" if ":" in address else address, Keys(token)
+    sites = {"": site, **{f"/@{name}": other for name, other in others.items()}}
+    shown = sites if others else NO_STORES
+    mounts = [Mount(root, Server(of, keys, root, shown).application()) for root, of in reversed(sites.items())]
+    app = Starlette(routes=mounts) if others else Server(site, keys).application()
+    doors = Doors(app, keys, (*LOOPBACK, own, *host_names))
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none",
+        doors, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none",
         lifespan="off", limit_concurrency=2 * VIEWERS_MAX, timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=REQUEST_SIZE_MAX, http=Connection,
     )  # fmt: skip
     return uvicorn.Server(config)
 
 
-def serve(site: Site, listener: socket.socket, token: str | None, host_names: tuple[str, ...]) -> None:
+def serve(
+    site: Site,
+    listener: socket.socket,
+    token: str | None,
+    host_names: tuple[str, ...],
+    others: Mapping[str, Site] = NO_STORES,
+) -> None:
     """Serve pages until the process is interrupted."""
-    server = server_of(site, listener.getsockname()[0], token, host_names)
-    site.start()
+    server = server_of(site, listener.getsockname()[0], token, host_names, others)
+    sites = (site, *others.values())
+    for each in sites:
+        each.start()
     try:
         server.run(sockets=[listener])
     finally:
-        site.stop()
+        for each in sites:
+            each.stop()
 
 
 def read_token(path: Path, size_min: int) -> str:

@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
@@ -81,17 +81,24 @@ class Browser:
 
 
 @contextmanager
-def served(volumes: list[Path], token: str | None = None, **options: Any) -> Iterator[Browser]:
-    site = Site([str(path) for path in volumes], fresh_s=0, **options)
+def served(
+    volumes: list[Path], token: str | None = None, others: Mapping[str, list[Path]] | None = None, **options: Any
+) -> Iterator[Browser]:
+    """`others`: stores beside the first one, by the name that their pages begin with."""
+    site, *beside = (
+        Site([str(path) for path in paths], fresh_s=0, **options) for paths in (volumes, *(others or {}).values())
+    )
     with bind("127.0.0.1", 0) as listener:
-        server = server_of(site, "127.0.0.1", token)
+        server = server_of(site, "127.0.0.1", token, others=dict(zip(others or {}, beside, strict=True)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        site.start()
+        for each in (site, *beside):
+            each.start()
         thread.start()
         try:
             yield Browser(listener.getsockname()[1], site)
         finally:
-            site.stop()
+            for each in (site, *beside):
+                each.stop()
             server.should_exit = True
             thread.join(TIMEOUT_S)
             assert not thread.is_alive()

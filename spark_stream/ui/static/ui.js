@@ -22,7 +22,7 @@ function refresh() {
 function listen() {
   const sign = document.querySelector(".live");
   if (!sign || !document.querySelector("#live")) return;
-  const source = new EventSource("/live");
+  const source = new EventSource(`${document.body.dataset.root}/live`);
   source.addEventListener("open", () => { sign.classList.add("is-live"); sign.textContent = "live"; });
   source.addEventListener("error", () => { sign.classList.remove("is-live"); sign.textContent = "not connected"; });
   let isFirst = true;
@@ -59,7 +59,7 @@ document.addEventListener("keydown", (event) => {
     const field = document.querySelector("[data-search]");
     if (field) { field.focus(); field.select(); event.preventDefault(); }
   } else if (leads && PLACES[event.key]) {
-    location.href = PLACES[event.key];
+    location.href = document.body.dataset.root + PLACES[event.key];
   } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
     const link = document.querySelector(event.key === "ArrowLeft" ? "[rel=prev]" : "[rel=next]");
     if (link && !event.target.closest("[data-keep]")) link.click();

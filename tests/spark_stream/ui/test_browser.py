@@ -165,6 +165,23 @@ def test_nothing_that_a_store_holds_is_executed(volumes: list[Path], serve, chro
         window.close()
 
 
+def test_several_stores_are_looked_at_side_by_side(store: Store, volumes: list[Path], serve, chromium) -> None:
+    window = Window(chromium, serve(volumes, others={"again": volumes}), 420)
+    for path in ("/stores", "/", "/@again/streams/ORDERS/messages"):
+        window.look(path)
+    window.page.locator(".live.is-live").wait_for()
+    window.page.keyboard.press("g")
+    window.page.keyboard.press("s")
+    window.page.wait_for_url("**/@again/streams")
+    store.add_stream({"name": "LATER", "subjects": ["later"]})
+    window.page.get_by_role("link", name="LATER").wait_for()
+    window.page.get_by_role("link", name="@again").click()
+    window.page.wait_for_url("**/stores")
+    window.page.get_by_role("link", name="default", exact=True).last.click()
+    window.page.wait_for_url(f"{window.address}/")
+    window.close()
+
+
 def test_a_change_is_planned_asked_for_and_watched(store: Store, volumes: list[Path], serve, chromium) -> None:
     window = Window(chromium, serve(volumes, allows_changes=True), 420)
     of_a_stream = [f"/change/{kind}?stream=ORDERS" for kind in ("publish", "stream-edit", "repair")]
