@@ -219,6 +219,32 @@ def test_filters_give_the_same_rows_with_and_without_push_down(
     assert ("Filter (" in plan) == (enabled == "false" or not keeps_filters_apart()), plan
 
 
+def test_times_that_python_does_not_know_are_compared_unless_spark_is_to_push_filters(
+    spark: Any, read: Any, store: Store, orders: Make
+) -> None:
+    """Spark makes a datetime of them, before it asks a data source."""
+    store.stream("ORDERS").append(orders(3))
+    conditions = {"timestamp >= timestamp'-0001-01-01 00:00:00'": 3, "timestamp > timestamp'+10000-01-01 00:00:00'": 0}
+    for condition, count in conditions.items():
+        with setting(spark, "spark.sql.python.filterPushdown.enabled", "false"):
+            assert read("ORDERS").where(condition).count() == count
+        if SPARK >= (4, 1):  # 4.0 pushes none
+            with (
+                setting(spark, "spark.sql.python.filterPushdown.enabled", "true"),
+                pytest.raises(Exception, match="OverflowError|year"),
+            ):
+                read("ORDERS").where(condition).count()
+
+
+def test_modes_that_spark_refuses_fail_on_an_empty_stream_too(spark: Any, store: Store) -> None:
+    frame = numbers(spark, 3)
+    for mode in (None, "error", "ignore"):
+        writer = frame.write.format("jstream").option("stream", "ORDERS")
+        with pytest.raises(Exception, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE|SaveMode"):
+            (writer if mode is None else writer.mode(mode)).save(store.paths[0])
+    assert store.stream("ORDERS").info()["state"]["messages"] == 0
+
+
 def test_dataframe_repeats_while_the_stream_changes(spark: Any, read: Any, write: Any, store: Store) -> None:
     write(numbers(spark, 100), stream="ORDERS")
     frame = read()
