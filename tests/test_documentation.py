@@ -400,6 +400,12 @@ NOT_RUN = [
     ),
     NotRun("docs/guide/operations.md", "*/10 * * * *", "cron runs it", is_crontab),
     NotRun(
+        "docs/guide/operations.md",
+        "jstream export --set-aside",
+        "needs a copy of a store that was written on; tests/spark_stream/cli/test_losses.py has one",
+        is_commands,
+    ),
+    NotRun(
         "docs/guide/where-it-runs.md",
         "jstream doctor",
         "needs a cluster; tests/spark_stream/test_executors.py has one on this machine",
