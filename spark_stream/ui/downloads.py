@@ -5,6 +5,8 @@ The file is made before it is sent: its name says which sequences it answers for
 of it knows by the size, which was sent first.
 """
 
+import asyncio
+import logging
 import tempfile
 import threading
 import time
@@ -18,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 
 from spark_stream.look.messages import PRINTED_COLUMNS, json_lines
 from spark_stream.look.search import MessageFilter
+from spark_stream.ui.doors import Receive, Scope, Send
 from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, filter_of
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
@@ -27,19 +30,23 @@ from storage_core.store.contents import first_at_time, slices
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
 
+log = logging.getLogger("jstream")
 FORMATS = ("jsonl", "parquet")
 MEDIA_TYPES = {"jsonl": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
 MESSAGE_COUNT_MAX = 100_000
 SIZE_MAX = 64 << 20  # bytes of messages
 MAKING_S = 30.0  # for one file
 AT_ONCE_MAX = 4  # files that are being made
+UNSENT_MAX = 16  # files that are made and not sent to their end: a browser may be slow
+SENDING_S = 600.0  # for one file
 LINE_COUNT = 1000  # JSON lines that are made together
 CHUNK_SIZE = 1 << 20
 _making = threading.BoundedSemaphore(AT_ONCE_MAX)
+_unsent = threading.BoundedSemaphore(UNSENT_MAX)
 
 
 class TooManyDownloads(ValueError):
-    """As many files are being made as may be."""
+    """As many files are being made or sent as may be."""
 
 
 def download(site: Site, query: Query, name: str) -> Response:
@@ -64,6 +71,9 @@ def download(site: Site, query: Query, name: str) -> Response:
     batches = read_slices(slices(store, stream, request), options, env=store.environment)
     if not _making.acquire(blocking=False):
         raise TooManyDownloads(f"{AT_ONCE_MAX} files are being made already: try again soon")
+    if not _unsent.acquire(blocking=False):
+        _making.release()
+        raise TooManyDownloads(f"{UNSENT_MAX} files are being sent already: try again soon")
     bounded = _Bounded(wanted, max(first, end))
     file = tempfile.TemporaryFile(prefix="jstream-download-")
     try:
@@ -72,13 +82,32 @@ def download(site: Site, query: Query, name: str) -> Response:
         file.seek(0)
     except BaseException:
         file.close()
+        _unsent.release()
         raise
     finally:
         _making.release()
     unsearched = f"-{bounded.unparsed_count}-unsearched" if bounded.unparsed_count else ""
     file_name = f"messages-{first}-{bounded.end - 1}{unsearched}{'-cut' if bounded.is_cut else ''}.{kind}"
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"', "Content-Length": str(size)}
-    return StreamingResponse(_chunks(file), headers=headers, media_type=MEDIA_TYPES[kind])
+    return _Sending(file, headers, MEDIA_TYPES[kind])
+
+
+class _Sending(StreamingResponse):
+    """A file on its way: it keeps its place until it is sent, or its time is over."""
+
+    def __init__(self, file: IO[bytes], headers: dict[str, str], media_type: str) -> None:
+        super().__init__(_chunks(file), headers=headers, media_type=media_type)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(SENDING_S):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:  # the connection is closed; a browser knows by the size that the file is not whole
+            log.info("a download was not taken within %.0f seconds", SENDING_S)
+        finally:
+            self._file.close()
+            _unsent.release()
 
 
 @dataclass
@@ -131,6 +160,5 @@ def _write_parquet(file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        while chunk := file.read(CHUNK_SIZE):
-            yield chunk
+    while chunk := file.read(CHUNK_SIZE):
+        yield chunk

@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import re
+import socket
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -94,6 +97,28 @@ def test_a_file_that_reaches_a_bound_says_so_and_how_far_it_goes(
             patch.setattr(downloads, bound, value)
             answer = browser(f"/streams/ORDERS/download?{query}")
             assert (sequences(answer), file_name(answer)) == (expected, name), (bound, query)
+
+
+def test_a_file_that_nobody_reads_keeps_its_place_for_a_bounded_time(
+    store: Store, volumes: list[Path], serve, monkeypatch
+) -> None:
+    big = store.add_stream({"name": "BIG", "subjects": ["big"], "compression": "none"})
+    big.append([{"subject": "big", "data": os.urandom(1 << 20)} for _ in range(12)])
+    browser: Browser = serve(volumes)
+    monkeypatch.setattr(downloads, "_unsent", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(downloads, "SENDING_S", 2.0)
+    with socket.socket() as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        idle.connect(("127.0.0.1", browser.port))
+        idle.sendall(b"GET /streams/BIG/download?format=parquet HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert idle.recv(12) == b"HTTP/1.1 200"
+        refused = browser("/streams/ORDERS/download?first=61")
+        assert refused.code == 429 and "being sent already" in refused.text
+        assert downloads._unsent.acquire(timeout=60)
+        downloads._unsent.release()
+        assert sequences(browser("/streams/ORDERS/download?first=61")) == [61]
+        while idle.recv(1 << 20):  # what was on its way, and then the end
+            pass
 
 
 def test_no_more_files_are_made_at_once_than_may_be_and_a_failed_one_gives_its_place_back(
