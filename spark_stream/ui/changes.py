@@ -114,9 +114,9 @@ def _repair(site: Site, query: Query) -> Plan:
     def work(store: Store, progress: Progress) -> str:
         report = store.repair(streams or None, progress, **{name: name == consent for name in CONSENTS.values()})
         sentences = " ".join(f"{sentence}." for sentence in repair_sentences(report, site.scan().labels))
-        return (
-            f"{'All is well' if report['ok'] else 'Not all could be repaired'}: {repair_verdict(report)}. {sentences}"
-        )
+        is_left = any(not damage["repaired"] for damage in report["damage"])
+        start = "All is well" if report["ok"] else "Not all could be repaired" if is_left else "You have to decide"
+        return f"{start}: {repair_verdict(report)}. {sentences}"
 
     flags = (f"--{consent.replace('_', '-')}",) if consent else ()
     return Plan(

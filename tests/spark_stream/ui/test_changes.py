@@ -130,6 +130,26 @@ def test_streams_are_added_and_edited_and_messages_published(store: Store, volum
     assert store.stream("NEW").state().message_count == 2
 
 
+def test_messages_of_another_copy_wait_for_a_decision(store: Store, volumes: list[Path], serve) -> None:
+    before = [shutil.copytree(volume, volume.with_name(f"{volume.name} of before")) for volume in volumes[:2]]
+    store.stream("ORDERS").publish("orders.eu", b"alone")
+    for path, volume in zip(before, volumes, strict=False):
+        shutil.rmtree(volume)
+        path.rename(volume)
+    with Store.open([str(volume) for volume in volumes]) as again:
+        again.stream("ORDERS").publish("orders.eu", b"other")
+    browser = serve(volumes, allows_changes=True)
+    outcome = done(browser, "repair", form_on(browser, "repair"))["outcome"]
+    assert outcome.startswith("You have to decide: ") and "1 message more on disk-3, sequences 62 to 62" in outcome
+    named = "sequences 62 of stream ORDERS of another copy of the store"
+    waiting = dict(browser.api("/change/repair", stream="ORDERS")["facts"])["waits for you"]
+    assert waiting.startswith(named) and "`jstream export --set-aside ORDERS FILE`" in waiting
+    assert dict(browser.api("/change/repair", loss="discard")["facts"])["is given up for good"] == named
+    fields = form_on(browser, "repair", loss="discard") | {"typed": "lost"}
+    assert done(browser, "repair", fields)["outcome"].startswith("All is well")
+    assert "waits for you" not in dict(browser.api("/change/repair")["facts"])
+
+
 def test_a_form_is_refused_that_nobody_meant(store: Store, volumes: list[Path], serve) -> None:
     browser = serve(volumes, allows_changes=True)
     planned = form_on(browser, "purge", stream="ORDERS") | {"typed": "ORDERS"}
