@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_stream.store_scan import Scan, scan_of
 from spark_stream.ui import mirrors
@@ -35,6 +35,15 @@ PIPELINES_FRESH_S = 5.0  # each opens a store
 HISTORY_COUNT = 720  # points of a consumer's lag
 HISTORY_STEP_S = 5.0
 READ_ERRORS = (StorageError, OSError, ValueError)
+
+
+class Seen(NamedTuple):
+    """Where a consumer was at a time."""
+
+    time_s: float  # since 1970
+    lag: int  # messages
+    delivered: int
+    ack_floor: int
 
 
 class Site:
@@ -64,7 +73,7 @@ class Site:
         self._scanned_at = self._announced_at = self._asked_at = -1e9
         self._error = ""
         self._number = 0
-        self._lags: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+        self._seen: dict[tuple[str, str], deque[Seen]] = {}
         self._stopping = threading.Event()
         self._viewers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
         self._thread = threading.Thread(target=self._run, name="jstream-ui-scan", daemon=True)
@@ -160,13 +169,21 @@ class Site:
         return replace(scan, number=self._number)
 
     def _remember(self, consumers: Sequence[Mapping[str, Any]], now_s: float) -> None:
-        keys = {(consumer["stream_name"], consumer["name"]): consumer["lag"]["messages"] for consumer in consumers}
-        for key in self._lags.keys() - keys.keys():
-            del self._lags[key]
-        for key, lag in keys.items():
-            known = self._lags.setdefault(key, deque(maxlen=HISTORY_COUNT))
-            if not known or now_s - known[-1][0] >= HISTORY_STEP_S:
-                known.append((now_s, lag))
+        places = {
+            (consumer["stream_name"], consumer["name"]): Seen(
+                round(now_s, 1),
+                consumer["lag"]["messages"],
+                consumer["delivered"]["stream_seq"],
+                consumer["ack_floor"]["stream_seq"],
+            )
+            for consumer in consumers
+        }
+        for key in self._seen.keys() - places.keys():
+            del self._seen[key]
+        for key, place in places.items():
+            known = self._seen.setdefault(key, deque(maxlen=HISTORY_COUNT))
+            if not known or now_s - known[-1].time_s >= HISTORY_STEP_S:
+                known.append(place)
 
     def announce(self) -> None:
         """Let viewers look again: something was done from here."""
@@ -177,9 +194,9 @@ class Site:
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
 
-    def lags(self, stream: str, consumer: str) -> list[tuple[float, int]]:
-        """Return what this process saw of a consumer's lag: seconds since 1970, messages; oldest first."""
-        return list(self._lags.get((stream, consumer), ()))
+    def seen(self, stream: str, consumer: str) -> list[Seen]:
+        """Return where this process saw a consumer; oldest first."""
+        return list(self._seen.get((stream, consumer), ()))
 
     def _run(self) -> None:
         while not self._stopping.wait(max(INTERVAL_S, self._scan_s / SHARE_MAX)):

@@ -6,7 +6,14 @@ from typing import Any
 from spark_stream.store_scan import Scan
 from spark_stream.ui.mirrors import mirror_of
 from spark_stream.ui.model.health import health, worst_lag
-from spark_stream.ui.model.rates import SPANS, arrivals, positions_over_time, rate
+from spark_stream.ui.model.rates import (
+    SPANS,
+    arrivals,
+    positions_over_time,
+    rate,
+    seconds_to_catch_up,
+    seconds_to_full,
+)
 from spark_stream.ui.model.settings import settings_of
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
@@ -43,6 +50,8 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "pipelines": _pipelines(site),
         "messages": sum(stream.message_count for stream in streams),
         "messages_per_second": round(rate(streams, scan.time_ns), 2),
+        "bytes_per_second": round(rate(streams, scan.time_ns, "data_size")),
+        "seconds_to_full": _seconds_to_full(scan),
         "bytes": sum(stream.data_size for stream in streams),
         "bytes_live": sum(volume["disk_bytes"]["live"] for volume in scan.cluster["volumes"]),
         "bytes_on_disk": sum(sum(volume["disk_bytes"].values()) for volume in scan.cluster["volumes"]),
@@ -54,6 +63,17 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "events": [_shown_event(event_json(event), scan) for event in reversed(state.events[-NEWEST_EVENT_COUNT:])],
         "command": f"jstream cluster info --store {site.command_store}",
     }
+
+
+def _seconds_to_full(scan: Scan) -> float | None:
+    """Return when the first disk is full at the pace of the last minute, None if nothing comes in."""
+    paces = dict.fromkeys(scan.spaces, 0.0)
+    for stream in scan.survey.view.state.streams.values():
+        pace = rate([stream], scan.time_ns, "file_size")
+        for volume_id in stream.placement:
+            if volume_id.hex() in paces:
+                paces[volume_id.hex()] += pace
+    return min((scan.spaces[name].free / pace for name, pace in paces.items() if pace), default=None)
 
 
 def _pipelines(site: Site) -> dict[str, int] | None:
@@ -119,6 +139,8 @@ def _stream(info: Mapping[str, Any], stream: StreamState, scan: Scan) -> dict[st
         "blocks": len(rows),
         "replicas": info["cluster"]["replicas"],
         "messages_per_second": round(rate([stream], scan.time_ns), 2),
+        "bytes_per_second": round(rate([stream], scan.time_ns, "data_size")),
+        "seconds_to_full": seconds_to_full(stream, scan.time_ns),
         "arrivals": arrivals([stream], scan.time_ns),
     }
 
@@ -205,6 +227,7 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
     arrived = arrivals([stream], scan.time_ns, query.choice("span", SPANS))
     span_ns = int(arrived["seconds_per_bucket"] * len(arrived["counts"]) * 1e9)
     points = positions_over_time(stream, scan.time_ns - span_ns, scan.time_ns)
+    seen = site.seen(stream.name, consumer)
     return {
         "stream": stream_head(site, scan, stream),
         "consumer": row,
@@ -214,8 +237,10 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
         "unreadable_ranges": info["unreadable_ranges"],
         "events": [{**event, "page": None} for event in reversed(info["events"][-50:])],
         "positions": [[rfc3339(time_ns), last] for time_ns, last in points],
-        "lags": [[round(time_s, 1), lag] for time_s, lag in site.lags(stream.name, consumer)],
+        "seen": [list(place) for place in seen],
+        "seconds_to_catch_up": seconds_to_catch_up([(place.time_s, place.lag) for place in seen]),
         "span": arrived["span"],
+        "span_s": [(scan.time_ns - span_ns) / 1e9, scan.time_ns / 1e9],
         "command": f"jstream consumer info {name} {consumer} --store {site.command_store}",
     }
 

@@ -4,7 +4,7 @@ Within a block messages are taken to have come evenly. Blocks that were merged h
 smoother than it was.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,16 +45,41 @@ def arrivals(streams: Iterable[StreamState], now_ns: int, span: str = "") -> dic
     }
 
 
-def rate(streams: Iterable[StreamState], now_ns: int) -> float:
-    """Return messages per second over the last minute."""
+def rate(streams: Iterable[StreamState], now_ns: int, what: str = "row_count") -> float:
+    """Return messages per second over the last minute, or another column of blocks: `data_size`, `file_size`."""
     total = 0.0
     edges = np.array([now_ns - MINUTE_S * 1e9, float(now_ns)])
     for stream in streams:
         rows = stream.blocks.rows[-256:]
         if len(rows) and int(rows["time_max_ns"][-1]) > edges[0]:
-            before, now = _came_before(edges, rows["time_min_ns"], rows["time_max_ns"], rows["row_count"])
+            before, now = _came_before(edges, rows["time_min_ns"], rows["time_max_ns"], rows[what])
             total += float(now - before)
     return total / MINUTE_S
+
+
+def seconds_to_full(stream: StreamState, now_ns: int) -> float | None:
+    """Return when a stream reaches its limit of messages or bytes at the pace of the last minute, None if never."""
+    config, ways = stream.config, []
+    for limit, held, column in (
+        (config.max_msgs, stream.message_count, "row_count"),
+        (config.max_bytes, stream.data_size, "data_size"),
+    ):
+        pace = rate([stream], now_ns, column) if limit > held else 0.0
+        if pace:
+            ways.append((limit - held) / pace)
+    return min(ways, default=None)
+
+
+def seconds_to_catch_up(seen: Sequence[tuple[float, int]]) -> float | None:
+    """Return when a consumer has no lag at its pace of the last five minutes, None if its lag does not fall.
+
+    `seen`: time in seconds, and lag, oldest first.
+    """
+    if not seen or not seen[-1][1]:
+        return None
+    recent = [place for place in seen if place[0] >= seen[-1][0] - 5 * MINUTE_S]
+    (first_s, before), (last_s, lag) = recent[0], recent[-1]
+    return lag * (last_s - first_s) / (before - lag) if before > lag else None
 
 
 def _came_before(edges: np.ndarray, begins: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
