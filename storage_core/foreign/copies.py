@@ -158,7 +158,7 @@ class CopiesStore(ABC, Generic[P, E]):
         first = min(state.first for state in filled)
         ends = {copy.path: state.last + 1 for copy, state in readable}
         end = max(first, *ends.values())
-        return first, end + is_torn_behind(self._stream_copies(copies), ends)
+        return first, end + (len(copies) > 1 and is_torn_behind(self._stream_copies(copies), ends))
 
     def notes(self, stream: str) -> list[str]:
         """Return what is wrong beside the messages of a stream, which is read all the same."""

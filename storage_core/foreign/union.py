@@ -279,7 +279,7 @@ def is_torn_behind(copies: Sequence[StreamCopy], ends: Mapping[str, int]) -> boo
     whole = sum(bool(copy.slices) and copy.path not in torn for copy in own)
     is_open = any(copy.path in torn and copy.vouched_end < end for copy in own)
     is_counted = {path for path, own_end in ends.items() if own_end == end} <= torn
-    return len(copies) > 1 and is_open and not is_counted and not _are_most(whole, len(copies))
+    return is_open and not is_counted and not _are_most(whole, len(copies))
 
 
 def _are_most(whole_count: int, copy_count: int) -> bool:
