@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/datasource", "tests/spark_stream/pipelines", "tests/spark_stream/test_monitoring.py")
+TESTS = (
+    "tests/datasource",
+    "tests/spark_stream/pipelines",
+    "tests/spark_stream/test_jars.py",
+    "tests/spark_stream/test_monitoring.py",
+)
 DELTA = "delta-spark==4.4.0"
 
 

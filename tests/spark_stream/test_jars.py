@@ -20,6 +20,7 @@ POM = """<project><modelVersion>4.0.0</modelVersion><groupId>{}</groupId><artifa
 NEEDS = """<dependencies><dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>
 </dependency></dependencies>"""
 STORAGE = "io.delta:delta-storage:0.1"
+HAS_DELTA = pytest.mark.skipif(bool(jars.no_delta()), reason=jars.no_delta())
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +64,13 @@ def command(*words: str, folder: Path | None = None) -> "subprocess.CompletedPro
     )
 
 
+@HAS_DELTA
 def test_the_package_is_that_of_the_installed_delta_and_spark() -> None:
     spark = ".".join(version("pyspark").split(".")[:2])
     assert jars.delta_package() == f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"
 
 
+@HAS_DELTA
 @pytest.mark.spark
 def test_jars_are_fetched_with_all_that_they_need_and_then_found(repository: Path, tmp_path: Path) -> None:
     package = jars.delta_package()
@@ -95,6 +98,7 @@ def test_jars_are_fetched_with_all_that_they_need_and_then_found(repository: Pat
     assert len(reported) == 1
 
 
+@HAS_DELTA
 def test_jars_are_not_fetched_into_what_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "jars").touch()
     done = command("etl", "fetch-jars", "jars", folder=tmp_path)
@@ -102,6 +106,7 @@ def test_jars_are_not_fetched_into_what_is_no_directory(tmp_path: Path) -> None:
     assert f"cannot be fetched: {tmp_path / 'jars'} is not a directory" in done.stderr
 
 
+@HAS_DELTA
 @pytest.mark.spark
 def test_a_pipeline_whose_jars_cannot_be_fetched_says_what_to_do_before_spark_starts(
     repository: Path, tmp_path: Path
@@ -164,7 +169,8 @@ def test_delta_is_that_of_the_installed_spark(
     monkeypatch.setattr(jars, "version", {"pyspark": spark, "delta-spark": delta}.__getitem__)
     assert jars.delta_package() == package
     if package is None:
-        assert f"Delta {delta} has no JARs for Spark {spark[:3]}" in jars.no_delta()
+        with pytest.raises(jars.JarsError, match=f"Delta {delta} has no JARs for Spark {spark[:3]}"):
+            jars.require_delta_jars({})
 
 
 def test_jars_of_another_spark_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
