@@ -260,8 +260,19 @@ def message_page(site: Site, query: Query, name: str, sequence: int) -> dict[str
         "older": int(before.ends[-1]) - 1 if before else None,
         "newer": int(after.starts[0]) if after else None,
         "block": _block_of(stream, sequence),
+        "batch": _batch_of(stream, sequence),
         "command": f"jstream stream get {quote(name)} {sequence} --store {site.command_store}",
     }
+
+
+def _batch_of(stream: StreamState, sequence: int) -> dict[str, str] | None:
+    """Return the writer that stored a message exactly once, and its batch; None if no name came, or it is forgotten."""
+    for name, writer in stream.writers.items():
+        for batch in writer.batches:
+            stored = writer.batches[batch]
+            if stored.first <= sequence < stored.end:
+                return {"writer": name, "batch": batch}
+    return None
 
 
 def message_json(site: Site, query: Query, name: str, sequence: int) -> dict[str, Any]:

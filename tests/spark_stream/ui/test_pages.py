@@ -23,6 +23,7 @@ from spark_stream.ui.model.messages import PARSED_SIZE_MAX
 from spark_stream.ui.server import VIEWERS_MAX
 from storage_core import Store
 from storage_core.store.consumers.query import QueryReader, Start
+from storage_core.store.writing.appends import WriterBatch
 
 NODES = Path(__file__).parents[2] / "data" / "nats-orders" / "store"
 
@@ -167,6 +168,17 @@ def test_a_message_is_shown_as_what_it_is_or_as_was_asked(store: Store, volumes:
     assert raw.body == b"\x82\xa2id\x07\xa4name\xa3Bob"
     assert raw.headers["content-disposition"].startswith("attachment")
     assert browser("/streams/ORDERS/messages/22").code == 404
+
+
+def test_a_message_names_its_writer_and_a_stream_its_duplicates(store: Store, volumes: list[Path], serve) -> None:
+    stored = store.stream("ORDERS").append([{"subject": "orders.eu", "data": b"1"}], WriterBatch("loader", "2026-11"))
+    browser = serve(volumes)
+    text = browser.page(f"/streams/ORDERS/messages/{stored[0]}")
+    assert "writer loader, batch 2026-11" in text
+    assert "Stored by" not in browser.page("/streams/ORDERS/messages/1")
+    for _ in range(3):
+        store.stream("ORDERS").publish("orders.eu", b"2", msg_id="once")
+    assert "2 duplicates dropped" in browser.page("/streams/ORDERS/messages")
 
 
 def test_a_lost_and_a_damaged_volume_are_told_with_the_command_and_every_message_is_still_shown(
