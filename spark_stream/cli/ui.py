@@ -45,7 +45,7 @@ def ui(
     allow_changes: Annotated[
         bool,
         typer.Option(
-            "--allow-changes", help="Let pages repair, maintain, add and edit streams, publish, purge, reset consumers."
+            "--allow-changes", help="Let pages repair, maintain, edit streams, publish, purge, replay, reset consumers."
         ),
     ] = False,
     contexts: Annotated[

@@ -33,6 +33,7 @@ from spark_stream.plans import (
 from spark_stream.repairs import repair_sentences, repair_verdict
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
+from spark_stream.ui.replays import replay_command
 from spark_stream.ui.site import READ_ERRORS, Site
 from storage_core import Store
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
@@ -71,6 +72,7 @@ class Plan:
     repairs: bool = False  # it may be what makes the store writable
     others: Sequence[tuple[str, str]] = ()  # what may be done instead, and the page that plans it
     missing: str = ""  # what has to be said before it can be done
+    then: tuple[str, str] = ("", "")  # where to go once it is done: words and page
 
     def to_json(self, site: Site) -> dict[str, Any]:
         return {
@@ -84,6 +86,7 @@ class Plan:
             "typed": self.typed,
             "others": [[words, page] for words, page in self.others],
             "missing": self.missing,
+            "then": list(self.then),
         }
 
 
@@ -444,6 +447,54 @@ def _options(wanted: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _replay_plan(site: Site, query: Query) -> Plan:
+    number = query.number("pipeline") or 0
+    file = site.replays.file(number)
+    facts = [
+        ("pipeline", str(file)),
+        ("what is done", "Spark is started, and parses the dead letters; nothing is changed"),
+    ]
+
+    def work(store: Store, progress: Progress) -> str:
+        return site.replays.plan(number, store.environment.now_ns()).sentence()
+
+    return Plan(
+        "replay-plan",
+        "Plan a replay",
+        replay_command(file, "--dry-run"),
+        facts,
+        work,
+        {"pipeline": str(number)},
+        then=("see the plan", f"/change/replay?pipeline={number}"),
+    )
+
+
+def _replay(site: Site, query: Query) -> Plan:
+    number = query.number("pipeline") or 0
+    file, plan = site.replays.file(number), site.replays.planned(number)
+    facts: list[tuple[str, object]] = [("pipeline", str(file))]
+    missing = ""
+    if plan is None:
+        missing = "plan it first: how many dead letters parse now, and how many stay"
+    else:
+        facts += plan.facts()
+        if not plan.count:
+            missing = "no dead letter parses now: change the pipeline first"
+        elif query.text("planned", plan.name) != plan.name:
+            missing = "another plan was made meanwhile: look at it first"
+    return Plan(
+        "replay",
+        "Replay dead letters",
+        replay_command(file),
+        facts,
+        lambda store, progress: site.replays.replay(number),
+        {"pipeline": str(number)} | ({"planned": plan.name} if plan is not None else {}),
+        others=(("plan it", f"/change/replay-plan?pipeline={number}"),),
+        missing=missing,
+        then=("see the pipeline", f"/pipelines/{number}"),
+    )
+
+
 KINDS: Mapping[str, Callable[[Site, Query], Plan]] = {
     "repair": _repair,
     "scrub": _scrub,
@@ -454,6 +505,8 @@ KINDS: Mapping[str, Callable[[Site, Query], Plan]] = {
     "publish": _publish,
     "stream-add": _add,
     "stream-edit": _edit,
+    "replay-plan": _replay_plan,
+    "replay": _replay,
 }
 
 ASKED: Mapping[str, tuple[str, ...]] = {  # what a page asks for, beside the stream and consumer that it is about
@@ -466,6 +519,8 @@ ASKED: Mapping[str, tuple[str, ...]] = {  # what a page asks for, beside the str
     "publish": ("subject", "data", "header", "msg-id"),
     "stream-add": ("name", *SETTINGS),
     "stream-edit": tuple(SETTINGS),
+    "replay-plan": (),
+    "replay": (),
 }
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from spark_stream.store_scan import Scan, scan_of
 from spark_stream.ui import mirrors
 from spark_stream.ui.mirrors import MirrorLags
+from spark_stream.ui.replays import Replays
 from storage_core import Store
 from storage_core.errors import StorageError
 
@@ -75,6 +76,7 @@ class Site:
         self._number = 0
         self._seen: dict[tuple[str, str], deque[Seen]] = {}
         self._stopping = threading.Event()
+        self.replays = Replays(self.pipelines, self.paths, storage_options or {}, self._stopping.is_set)
         self._viewers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
         self._thread = threading.Thread(target=self._run, name="jstream-ui-scan", daemon=True)
 

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness.served_ui import TIMEOUT_S, Browser, form_on
 
 from storage_core import Store
@@ -18,7 +19,7 @@ def done(browser: Browser, kind: str, fields: dict[str, str]) -> dict[str, Any]:
     """Send a form, wait for the end of what it began, and return that."""
     begun = browser.form(f"/change/{kind}", fields, Origin=browser.address)
     assert begun.code == 303, begun.text
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + 3 * TIMEOUT_S  # some start Spark
     while (task := browser.api(begun.headers["location"]))["state"] == "running":
         assert time.monotonic() < until, task
     browser.page(begun.headers["location"])
@@ -229,3 +230,56 @@ def test_the_plan_of_a_repair_names_what_it_would_declare_lost(store: Store, vol
     assert done(browser, "repair", form_on(browser, "repair", loss="take-back"))["outcome"].startswith("All is well")
     assert store.stream("ORDERS").info()["state"]["lost_ranges"] == []
     assert browser("/change/repair?loss=discard&stream=ORDERS").code == 400
+
+
+@pytest.mark.spark
+def test_dead_letters_are_replayed_after_a_plan_that_says_how_many_parse_now(
+    store: Store, volumes: list[Path], serve, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.toml"
+    tables = """
+checkpoint = "state/orders"
+[source]
+stream = "ORDERS"
+[payload]
+format = "json"
+schema = "id DOUBLE"
+[transform]
+sql = "SELECT CAST(id AS STRING) AS data FROM messages"
+[sink]
+kind = "jstream"
+stream = "OUT"
+[dead_letters]
+stream = "DEAD"
+[spark]
+"spark.master" = "local[1]"
+"""
+    file.write_text(tables)
+    store.add_stream({"name": "OUT"})
+    dead = store.add_stream({"name": "DEAD"})
+    for data, reason in ((b'{"id": 1.5}', b"id: 1.5 is not INT"), (b"[]", b"payload is JSON, but not an object")):
+        added = {"Reason": reason, "Stream": b"ORDERS", "Sequence": b"7", "Subject": b"orders.eu",
+                 "Timestamp": b"2026-11-21T12:00:00.000000Z", "Pipeline": b"orders"}  # fmt: skip
+        dead.publish("DEAD", data, headers=[(f"Jstream-{key}", value) for key, value in added.items()])
+    browser = serve(volumes, allows_changes=True, pipelines=[file])
+    link = "/change/replay-plan?pipeline=0"
+    assert f'href="{link}"' in browser.page("/pipelines/0") and f'href="{link}"' in browser.page("/change/replay")
+    assert "plan it first" in browser.api("/change/replay")["missing"]
+    assert browser("/change/replay?pipeline=1").code == 404
+
+    file.write_text(tables.replace('"json"', '"jsn"'))
+    failed = done(browser, "replay-plan", form_on(browser, "replay-plan"))
+    assert failed["state"] == "failed" and f"{file}: payload.format: " in failed["outcome"]
+    file.write_text(tables)
+    task = done(browser, "replay-plan", form_on(browser, "replay-plan"))
+    assert (task["state"], task["outcome"]) == ("done", "1 letter would be replayed, 1 letter would stay")
+    assert 'href="/change/replay?pipeline=0"' in browser.page(f"/changes/{task['number']}")
+    facts = dict(browser.api("/change/replay")["facts"])
+    assert facts["id: is not INT"] == "1 parse, 0 stay" and facts["letters that stay"] == "1"
+    planned = form_on(browser, "replay")
+    assert "look at it first" in browser.form("/change/replay", planned | {"planned": "old"}).text
+    assert done(browser, "replay", planned)["outcome"] == "1 letter replayed, 1 letter stayed"
+    assert store.stream("OUT").read(columns=["data"]).read_all()["data"].to_pylist() == [b"1.5"]
+    assert dead.state().message_count == 1
+    file.write_text(tables + "# changed\n")
+    assert "plan it first" in browser.api("/change/replay")["missing"]
