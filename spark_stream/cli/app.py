@@ -15,7 +15,7 @@ from spark_stream.cli.front_options import LOCK_TIMEOUT, STORAGE_OPTION
 from spark_stream.cli.lock_timeout import keep_lock_timeout
 from spark_stream.cli.options import GroupStoreOption, remember_store
 from spark_stream.cli.storage_options import keep_storage_options
-from spark_stream.look.terminal import Warnings, write
+from spark_stream.look.terminal import Warnings, print_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +126,12 @@ app = typer.Typer(
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version of the installed distribution and stop."""
+    """Print the versions of what is installed, and stop: a report of a fault needs them."""
     if not wanted:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from spark_stream.cli.versions import versions
 
-    try:
-        installed = version("pyspark-jstream")
-    except PackageNotFoundError:
-        installed = "(not installed: run from its source)"
-    write(f"jstream {installed}\n")
+    print_lines(f"{name} {version}" for name, version in versions())
     raise typer.Exit
 
 
@@ -160,7 +156,13 @@ def root(
         ),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=print_version,
+            is_eager=True,
+            help="Print versions: jstream, Spark, Java, extras.",
+        ),
     ] = False,
 ) -> None:
     Warnings.listen()

@@ -1,8 +1,10 @@
 """The command line as a whole: global options, wrong words, exit codes, and what starting it costs."""
 
+import platform
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,14 @@ from storage_core import Store
 from storage_core.store.environment import Environment
 
 
-def test_version_needs_no_store(jstream) -> None:
+def test_versions_need_no_store_and_say_what_a_report_of_a_fault_needs(jstream) -> None:
     outcome = jstream("--version", with_store=False)
     assert (outcome.code, outcome.err) == (0, "")
-    assert re.fullmatch(r"jstream \S.*\n", outcome.out)
+    names = dict(line.split(" ", 1) for line in outcome.out.splitlines() if not line.startswith("extra"))
+    assert names["Python"] == platform.python_version() and names["Spark"] == version("pyspark")
+    assert names["jstream"] and re.match(r"\d+", names["Java"])
+    assert f"extra avro: fastavro {version('fastavro')}" in outcome.out.splitlines()
+    assert "pytest" not in outcome.out
     assert jstream("version", with_store=False) == outcome
 
 
