@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from spark_stream.doctor import NOTE, OK, PROBLEM, Finding
+from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
 from spark_stream.session import session
 from storage_core.store.volume.identity import FILE_NAME
 
@@ -36,7 +37,8 @@ def examine_executors(folders: Sequence[Path], settings: dict[str, str]) -> Iter
     try:
         spark = session("jstream doctor", {**SETTINGS, **settings}, delta=False)
     except Exception as error:  # whatever Spark's start fails with is what was to be found out
-        yield Finding("spark", PROBLEM, f"no session: {error}", "correct the settings of Spark: --conf, SPARK_CONF_DIR")
+        remedy = "correct the settings of Spark: --conf, SPARK_CONF_DIR"
+        yield Finding("spark", PROBLEM, f"no session: {in_words(error)}", remedy)
         return
     try:
         yield from _examine(spark, [str(folder.resolve()) for folder in folders])
@@ -53,10 +55,9 @@ def _examine(spark: SparkSession, folders: list[str]) -> Iterator[Finding]:
             reports |= {(report["host"], report["process"]): report for report in _ask(spark, folders)}
             if len(reports) >= expected:
                 break
-    except PySparkException as error:
-        lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", "    at ", "JVM "))]
-        remedy = f"give the executors a Python of this version with jstream installed: {GUIDE}"
-        yield Finding(CHECK, PROBLEM, f"no task could run: {' '.join(lines[-2:])}", remedy)
+    except SPARK_ERRORS as error:
+        remedy = f"give the executors Spark and Python of the driver's versions, with jstream installed: {GUIDE}"
+        yield Finding(CHECK, PROBLEM, f"no task could run: {in_words(error)}", remedy)
         return
     yield from judge(list(reports.values()), folders, began, time.time())
     if len(reports) < expected:

@@ -228,6 +228,11 @@ def _verdict(error: Exception) -> tuple[int, str]:
     # Arrow's errors derive from ValueError too, and say nothing about the words of the command line.
     if isinstance(error, ValueError) and not type(error).__module__.startswith("pyarrow"):
         return EXIT_USAGE, str(error)
+    if "pyspark" in sys.modules:
+        from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
+
+        if isinstance(error, SPARK_ERRORS):
+            return EXIT_FAILED, in_words(error)
     return EXIT_FAILED, f"internal error, {type(error).__name__}: {error} (JSTREAM_TRACEBACK=1 shows where)"
 
 

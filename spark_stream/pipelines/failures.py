@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+import pyspark
 from pyspark.errors import PySparkException
 
 from spark_stream.jvm_errors import JVM_IS_GONE, OF_JAVA, SparkNotStartedError
@@ -12,6 +13,7 @@ _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.
 # A look-ahead, because one condition's text may hold another's.
 _CONDITION = re.compile(r"(?=\[([A-Z][A-Z0-9_.]+)\] (.*?)(?: SQLSTATE: \w+)?$)", re.MULTILINE)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+): (.+)$", re.MULTILINE)
+_ANOTHER_SPARK = re.compile(r"InvalidClassException: (org\.apache\.spark\.[\w.$]+); local class incompatible")
 _OF_PYTHON = re.compile(r"(?:\w+\.)*(\w+): (.*)")
 _CODED = re.compile(r"\w+: \[(JSTREAM_[A-Z_]+)\] ")  # as datasource/edge.py lets errors of the store show theirs
 _WRAPPERS = (
@@ -53,10 +55,13 @@ def code_of(error: BaseException) -> str | None:
 def explain(error: BaseException) -> str:
     """Return the reason at the bottom of an error that Spark has wrapped, often several times.
 
-    In this order: what the plan itself raised (`raise_error`), what Python raised, Spark's own condition, the deepest
-    cause of the JVM, the error as it is.
+    In this order: classes of two versions of Spark, what the plan itself raised (`raise_error`), what Python raised,
+    Spark's own condition, the deepest cause of the JVM, the error as it is.
     """
     text = "\n".join(_texts(error))
+    foreign = _ANOTHER_SPARK.search(text)
+    if foreign:
+        return f"the cluster runs another Spark than PySpark {pyspark.__version__} of this Python ({foreign[0]})"
     raised = _RAISED.search(text)
     if raised:
         return raised[1].strip()[:LENGTH_MAX]

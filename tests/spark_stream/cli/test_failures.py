@@ -5,6 +5,7 @@ import errno
 import pyarrow as pa
 import pytest
 import typer
+from pyspark.errors import PySparkException
 from typer.testing import CliRunner
 
 from spark_stream.cli.failures import CommandFailed, RootGroup, WrongUsage
@@ -22,6 +23,11 @@ CASES = [
     (OSError(errno.EXDEV, "Invalid cross-device link", "/a", None, "/b"), 1, "/a and /b: invalid cross-device link"),
     (OSError("something"), 1, "something"),
     (pa.ArrowInvalid("bad buffer"), 1, "internal error, ArrowInvalid: bad buffer (JSTREAM_TRACEBACK=1 shows where)"),
+    (
+        PySparkException("[TABLE_GONE] It is gone. SQLSTATE: 42P01\n\nJVM stacktrace:\n\tat x"),
+        1,
+        "TABLE_GONE: It is gone.",
+    ),
     (KeyError("x"), 1, "internal error, KeyError: 'x' (JSTREAM_TRACEBACK=1 shows where)"),
     (NotFoundError("two\nlines \x1b[2J"), 1, "[JSTREAM_NOT_FOUND] two lines \\x1b[2J"),
 ]

@@ -1,5 +1,6 @@
 """What an error comes down to, from the texts that Spark really gives."""
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkException
 
@@ -52,6 +53,15 @@ STREAM_FAILED = "[STREAM_FAILED] Query [id = 5f, runId = 6a] terminated with exc
                 "Job aborted", "x.SparkException: Job aborted\nCaused by: java.io.IOException: No space left on device"
             ),
             "IOException: No space left on device",
+        ),
+        (
+            FromJvm(
+                "Job aborted due to stage failure: Lost task 0.0 (TID 0): java.io.InvalidClassException: "
+                "org.apache.spark.rdd.RDD; local class incompatible: stream classdesc serialVersionUID = 2156",
+                "x.SparkException: Job aborted\nCaused by: java.io.IOException: unexpected exception type",
+            ),
+            f"the cluster runs another Spark than PySpark {pyspark.__version__} of this Python "
+            "(InvalidClassException: org.apache.spark.rdd.RDD; local class incompatible)",
         ),
         (ValueError("the columns\n  do not fit"), "ValueError: the columns do not fit"),
     ],
