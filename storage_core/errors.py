@@ -338,7 +338,7 @@ class UnavailableError(StorageError):
 
 
 class StalePlanError(StorageError):
-    """A plan is so old that its blocks are gone: load the DataFrame or view again."""
+    """A read was planned so long ago that its blocks are gone: plan it again, as the error says for each place."""
 
     code = "JSTREAM_STALE_PLAN"
     stream: str | None = None

@@ -141,8 +141,11 @@ def test_dataframe_that_lives_too_long_says_so(store: Store, driver: Any, orders
     store.delete_stream("ORDERS")
     for file in Path(driver.path).rglob("*.blk"):
         file.unlink()
-    with pytest.raises(StalePlanError, match="Load the DataFrame or view again"):
+    with pytest.raises(StalePlanError) as stale:
         list(reader.read(partitions[0]))
+    assert (stale.value.stream, stale.value.first, stale.value.end) == ("ORDERS", 1, 11)
+    places = ("DataFrame", "temporary view", "cached table", "static side of a streaming join")
+    assert [place for place in places if place not in str(stale.value)] == []
 
 
 def flip_a_byte_of_data(driver: Any, text: bytes) -> None:

@@ -298,6 +298,28 @@ def test_temporary_view_keeps_its_options(spark: Any, store: Store, orders: Make
         spark.catalog.dropTempView("v_orders")
 
 
+def test_view_of_a_table_is_planned_at_each_use_and_a_view_of_the_source_only_once(
+    spark: Any, store: Store, orders: Make
+) -> None:
+    store.stream("ORDERS").append(orders(3))
+    options = f"(path '{store.paths[0]}', stream 'ORDERS')"
+    spark.sql("create table t_orders using jstream")
+    try:
+        spark.sql(f"create temporary view v_source using jstream options {options}")
+        spark.sql(f"create temporary view v_table as select * from t_orders with {options}")
+        for view in ("v_source", "v_table"):
+            spark.sql(f"cache table {view}")
+            assert spark.sql(f"select count(*) from {view}").first()[0] == 3
+        store.stream("ORDERS").append(orders(1))
+        spark.sql("uncache table v_source")
+        counts = [spark.sql(f"select count(*) from {view}").first()[0] for view in ("v_source", "v_table")]
+        assert counts == [3 if SPARK >= (4, 1) else 4, 4]
+    finally:
+        spark.catalog.dropTempView("v_source")
+        spark.catalog.dropTempView("v_table")
+        spark.sql("drop table t_orders")
+
+
 def test_table_takes_its_options_with_each_use(spark: Any, store: Store, orders: Make) -> None:
     store.stream("ORDERS").append(orders(3))
     spark.sql("create table t_orders using jstream")

@@ -317,7 +317,7 @@ def test_queries_and_frames_beside_expiry_repeat_exactly_or_say_what_is_gone(
     store.edit(deleted_block_retention="0s")
     store.maintain()
     if plans_once:
-        reason = "this read was planned before sequences .* were removed.*Load the DataFrame or view again"
+        reason = "this read was planned before sequences .* were removed.*load a DataFrame again"
         with pytest.raises(Exception, match=reason):
             frame.count()
     else:
