@@ -103,11 +103,11 @@ class ForeignReader(DataSourceReader):
             raise DataLossError(damage.explain())
         if damage.elsewhere:
             level = logging.INFO if damage.gone else logging.WARNING  # a copy that lacks something, or contradicts
-            log.log(level, "copies differ, the read goes on: %s", damage.describe())
+            log.log(level, "copies differ, the read continues: %s", damage.describe())
             return
         self._check_seen()
         why = "as the options ask" if fails else "failOnDataLoss=false"
-        log.warning("%s, the read goes on: %s", why, damage.describe())
+        log.warning("%s, the read continues: %s", why, damage.describe())
 
     def _check_seen(self) -> None:
         with seen_from_here(self.settings):

@@ -145,7 +145,7 @@ def rows_of(partition: InputPartition, settings: Settings, schema: pa.Schema) ->
     def on_loss(error: DataLossError) -> None:
         if settings.fail_on_data_loss:
             raise DataLossError(f"{error}. To read what is there, set failOnDataLoss=false", **error.fields)
-        log.warning("failOnDataLoss=false, the read goes on: %s", error)
+        log.warning("failOnDataLoss=false, the read continues: %s", error)
 
     for part in partition.slices:
         for messages in read_range(servers_of(settings), part, on_loss):

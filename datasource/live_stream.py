@@ -34,7 +34,7 @@ from storage_core.live.server import Retries, StreamInfo, message_time, stream_i
 log = logging.getLogger("jstream")
 T = TypeVar("T")
 LOOK_EVERY_S = 0.1  # while a query without a trigger interval waits for news
-REMEDY = "To continue without what is gone, start the query once with option failOnDataLoss=false, or begin anew"
+REMEDY = "To continue without lost messages, set failOnDataLoss=false for one run, or take a new checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class LiveSource:
     def _tell(self, finding: Finding, name: str) -> None:
         if self._settings.fail_on_data_loss:
             raise DataLossError(f"{finding.reason}. {REMEDY}", stream=name, first=finding.first, end=finding.end)
-        log.warning("failOnDataLoss=false, the query goes on: %s", finding.reason)
+        log.warning("failOnDataLoss=false, the query continues: %s", finding.reason)
 
     def _admitted(
         self, begins: Mapping[str, Position], infos: Mapping[str, StreamInfo], limit: ReadLimit

@@ -159,7 +159,7 @@ OPTIONS: tuple[Option, ...] = (
         OFFSETS,
         "`earliest` (batch), `latest` (streaming)",
         '`earliest`, `latest` (streaming), `consumer`, or JSON with first sequences, inclusive: `{"ORDERS": 1001}`; '
-        "other streams start at the default. A checkpoint goes first; streams that join a query start at their "
+        "other streams start at the default. A checkpoint takes precedence; streams that join a query start at their "
         "first message.",
         parse_for={STREAM_READ: parse_stream_offsets},
     ),

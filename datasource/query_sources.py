@@ -64,7 +64,7 @@ def sources_of(settings: WriteSettings, query: TaskQuery) -> QuerySources | None
         text = _read(files, _checkpoint(settings, query, files) / "offsets" / query.batch).decode()
     except (OSError, ValueError, StorageError) as error:
         logger.warning(
-            "batch %s of query %s: its checkpoint cannot be read, so nobody knows whether the query reads the stream "
+            "batch %s of query %s: its checkpoint cannot be read, so it is unknown whether the query reads the stream "
             "that it replaces, %s: %s", query.batch, query.query_id, settings.stream, error,
         )  # fmt: skip
         return None

@@ -162,7 +162,7 @@ def _on_damage(damage: ReadDamage, settings: Settings) -> None:
     with seen_from_here(settings):
         open_for_reading(settings).close()
     if not settings.fail_on_data_loss and not damage.is_away:
-        log.warning("failOnDataLoss=false, the read goes on: %s", damage)
+        log.warning("failOnDataLoss=false, the read continues: %s", damage)
 
 
 def plan_partitions(

@@ -244,9 +244,7 @@ def _check_consumer(checked: Mapping[str, str]) -> None:
     if "consumer" in checked:
         return
     if checked.get("startingOffsets", "").strip().lower() == CONSUMER:
-        raise ValueError(
-            "option 'consumer' is missing: 'startingOffsets' is 'consumer', which is where that one stands"
-        )
+        raise ValueError("option 'consumer' is missing: 'startingOffsets' is 'consumer', the position of a consumer")
     if "takeOver" in checked:
         raise ValueError("option 'consumer' is missing: a read without one writes nothing, so leave 'takeOver' out")
     if "consumerTakeover" in checked:
@@ -277,7 +275,7 @@ def _check_together(checked: Mapping[str, str], table: str, layout: str) -> None
     if layout in FOREIGN and table in (EVENTS, LAST):
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
     if layout in FOREIGN and "consumer" in checked:
-        raise ValueError("option 'consumer' is for layout=jstream only; table=consumers shows where those there stand")
+        raise ValueError("option 'consumer' is for layout=jstream only; table=consumers shows positions")
     if layout in FOREIGN and checked.get("verify", "crc").strip().lower() == "none":
         instead = "; 'noCrc' reads on past what fails" if layout == STAN else ""
         raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")

@@ -314,7 +314,7 @@ class StreamSource:
         if not known:  # one of a stream that was deleted went with it
             return f"{text}, or begin with a new checkpoint"
         resets = "; ".join(f"jstream consumer reset {name} {consumer} --execute" for name in known)
-        return f"{text}; or begin with a new checkpoint where the consumer stands, after: {resets}"
+        return f"{text}; or begin with a new checkpoint at the consumer's position, after: {resets}"
 
     def _decode(self, offset: Json, view: View) -> Offsets:
         """Return an offset that Spark gave; raises ValueError if it is not of this query.

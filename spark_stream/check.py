@@ -99,7 +99,7 @@ PROBLEM_KINDS: Mapping[str, str] = {
 }
 _RANKS = {kind: rank for rank, kind in enumerate(PROBLEM_KINDS)}
 _OF_VOLUMES: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what to do, by state
-    "missing": ("{bring_back}; only if it is gone for good, repair makes it anew", ("repair",)),
+    "missing": ("{bring_back}; only if it is gone for good, repair rebuilds it", ("repair",)),
     "foreign": (
         "insert the right disk, or give the volume another directory: `jstream cluster volume replace`",
         _CLUSTER,

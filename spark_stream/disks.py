@@ -11,7 +11,7 @@ class DiskSpace:
 
 
 def space_of(path: str) -> DiskSpace | None:
-    """Return the space of the disk that a path is on; None if it cannot be looked at."""
+    """Return the space of the disk that a path is on; None if it cannot be read."""
     try:
         disk = os.statvfs(path)
     except OSError:

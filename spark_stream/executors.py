@@ -198,7 +198,7 @@ def _problems(report: dict[str, Any], folders: Sequence[str], began: float, ende
     off_s = report["time"] - (ended if report["time"] > ended else began)
     if not began <= report["time"] <= ended and abs(off_s) > CLOCK_TOLERANCE_S:
         text = f"its clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} the driver's"
-        yield Finding(CHECK, NOTE, text, "synchronise the clocks (NTP): messages are stamped by who writes them")
+        yield Finding(CHECK, NOTE, text, "synchronise the clocks (NTP): each writer stamps its messages itself")
     for folder in folders:
         yield from _folder_problems(folder, report["folders"][folder], report["user"])
 

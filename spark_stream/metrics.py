@@ -67,7 +67,7 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_replica_last_scrub_timestamp_seconds": (_REPLICA, "When all of the copy had been read and checked"),
     "jstream_consumer_delivered_sequence": (_CONSUMER, "Last sequence that was handed out"),
     "jstream_consumer_ack_floor": (_CONSUMER, "Sequence up to which everything is acknowledged"),
-    "jstream_consumer_pending": (_CONSUMER, "Messages that were never handed out"),
+    "jstream_consumer_pending": (_CONSUMER, "Messages not delivered yet"),
     "jstream_consumer_ack_pending": (_CONSUMER, "Messages that were handed out and wait for their acknowledgement"),
     "jstream_consumer_redelivered": (_CONSUMER, "Messages of these that were handed out more than once"),
     "jstream_consumer_skipped": (_CONSUMER, "Messages that were removed or lost before they were acknowledged"),
@@ -75,11 +75,11 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_consumer_lag_messages": (_CONSUMER, "Messages that are there and not acknowledged"),
     "jstream_consumer_lag_seconds": (_CONSUMER, "Age of the oldest of them; 0 if there is none"),
     "jstream_consumer_paused": (_CONSUMER, "Whether the consumer is paused"),
-    "jstream_consumer_problem": (_CONSUMER, "Whether the consumer cannot go on as it stands"),
+    "jstream_consumer_problem": (_CONSUMER, "Whether the consumer is stopped until somebody resets it"),
 }
 
 MAINTENANCE_METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "jstream_maintain_last_run_success": (("store",), "Whether all of it was done, and every volume is well"),
+    "jstream_maintain_last_run_success": (("store",), "Whether the round was completed, and every volume is current"),
     "jstream_maintain_last_run_end_timestamp_seconds": (("store",), "When it ended"),
     "jstream_maintain_last_run_duration_seconds": (("store",), "How long it took"),
 }

@@ -21,7 +21,7 @@ class Scan:
     streams: Sequence[Mapping[str, Any]]  # as `stream report --json`, by name; each replica has its `label` too
     consumers: Sequence[Mapping[str, Any]]  # as `consumer report --json`
     labels: Mapping[str, str]  # what people call volumes, by their names
-    spaces: Mapping[str, DiskSpace]  # of the disks of volumes, by their names; without those that cannot be looked at
+    spaces: Mapping[str, DiskSpace]  # of the disks of volumes, by their names; without those that cannot be read
     number: int = 0  # for who looks again and again: grows when something is different
 
     @property

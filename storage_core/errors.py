@@ -414,7 +414,7 @@ class LeaseLostError(StoreBusyError):
 
 
 class SupersededError(StoreBusyError):
-    """Another process has led since, and nothing was stored: begin anew."""
+    """Another process has led since, and nothing was stored: start again."""
 
     code = "JSTREAM_SUPERSEDED"
 
@@ -525,7 +525,7 @@ class ProcessError(StorageError):
 
     def sentence(self) -> str:
         where = f"{self.file}: " if self.file else ""
-        return f"{where}{os.strerror(self.errno or 0)}: this process cannot go on: {self.advice}"
+        return f"{where}{os.strerror(self.errno or 0)}: this process cannot continue: {self.advice}"
 
 
 class ReadOnlyError(StorageError):

@@ -187,7 +187,7 @@ class Mirror:
             reason = _tail_that_lacks(connection, info, state)
         if reason:
             raise MirrorDivergedError(
-                f"stream {self.name!r}, imported from files, cannot go on as a mirror of {info.name!r}: {reason}. "
+                f"stream {self.name!r}, imported from files, cannot continue as a mirror of {info.name!r}: {reason}. "
                 "Delete it, and begin with files that are newer, or without files",
                 stream=self.name,
             )
@@ -224,7 +224,7 @@ class Mirror:
                 raise
             raise FencedError(
                 f"stream {self.name!r} has got messages up to {last} since this mirror read it: "
-                "another one writes it. Let only one of them run",
+                "another process writes the stream. Let only one process write it",
                 stream=self.name,
             ) from error
 

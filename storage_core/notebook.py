@@ -159,7 +159,7 @@ def check_html(report: Mapping[str, Any]) -> str:
         ("Copies of blocks read", f"{report['checked_blocks']:,}"),
     ]
     if "done" in report:
-        rows.append(("Reached the end", "yes" if report["done"] else "no: the next scrub goes on there"))
+        rows.append(("Reached the end", "yes" if report["done"] else "no: the next scrub resumes there"))
     if lost:
         rows.append(("Lost", _some(lost)))
     made = facts("Checked", rows)

@@ -132,5 +132,5 @@ def _advice(code: int, file: str) -> str:
         advice = access.refusal(Path(file)) if file else ""
         return advice or f"it runs as user {os.geteuid()}; give that user the right to, or run it as the store's owner"
     if code == errno.ESTALE:
-        return "the network mount was changed under it: try again, or mount it anew"
+        return "the network mount was changed under it: try again, or mount it again"
     return "try again"

@@ -144,7 +144,7 @@ def root(
         typer.Option(
             STORAGE_OPTION,
             metavar="KEY=VALUE",
-            help="Setting of the volumes' object store, as aws_region=eu-central-1; may stand anywhere.",
+            help="Setting of the volumes' object store, as aws_region=eu-central-1; may be given anywhere.",
         ),
     ] = [],  # noqa: B006
     lock_timeout: Annotated[
@@ -152,7 +152,7 @@ def root(
         typer.Option(
             LOCK_TIMEOUT,
             metavar="DURATION",
-            help="How long to wait for another process that holds the store; may stand anywhere. Default: 60s.",
+            help="How long to wait for another process that holds the store; may be given anywhere. Default: 60s.",
         ),
     ] = None,
     version: Annotated[

@@ -39,7 +39,7 @@ def apply(
     store: GroupStoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make the store look like a file: the streams and consumers that it names, with the keys that it names.
+    """Make streams and consumers of the store match a file, in the keys that the file names.
 
     Prints the plan, and acts on it with --execute. Nothing that the file does not name is changed or deleted.
     """

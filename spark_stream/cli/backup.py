@@ -33,7 +33,7 @@ def backup(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Make a backup in a directory that is empty or not there yet; the same command resumes one.
+    """Make a backup in a new or empty directory; the same command resumes one.
 
     The store may be written meanwhile: what comes after the beginning is not in it.
     """
@@ -52,7 +52,7 @@ def restore(
     directory: BackupArgument,
     volumes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="VOLUME", help="One, three or five directories, empty or not there yet."),
+        typer.Argument(metavar="VOLUME", help="One, three or five new or empty directories."),
     ] = None,
     streams: Annotated[
         list[str] | None,

@@ -38,7 +38,7 @@ def check(
     ] = None,
     losses_since: Annotated[
         str | None,
-        typer.Option("--losses-since", metavar="TIME", help="Pass over messages that were declared lost before."),
+        typer.Option("--losses-since", metavar="TIME", help="Ignore messages that were declared lost before."),
     ] = None,
     pipeline: Annotated[
         list[Path] | None, typer.Option("--pipeline", metavar="FILE", help="A pipeline's file; may be repeated.")
@@ -53,7 +53,7 @@ def check(
     """Report problems for a monitoring system: one line per problem, the worst first.
 
     Exit code 0 if all is well, 1 for warnings, 2 if something is critical or the store cannot be read. Lost messages,
-    volumes, copies and consumers that stopped are always looked at. Nothing is locked or written; no block is read.
+    volumes, copies and consumers that stopped are always checked. Nothing is locked or written; no block is read.
     """
     from spark_stream.check import About, Level, Limits, Problem, problems_of
     from spark_stream.store_scan import scan_of

@@ -62,7 +62,7 @@ def _show_info(store: str, json: bool) -> None:
 
 @app.command("step-down")
 def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Give up the term and open a new one: whoever led looks at every volume anew. Nothing stops.
+    """Start a new term: the next writer reads every volume again. Nothing stops.
 
     The process that writes leads all volumes; the one that is called the leader may stay the same.
     """
@@ -75,7 +75,7 @@ def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: 
 
 @volume_app.command("add")
 def add(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Directories, empty or not there yet.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="New or empty directories.")],
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -114,7 +114,7 @@ def remove(
 @volume_app.command("replace")
 def replace(
     volume: VolumeArgument,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A directory, empty or not there yet.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A new or empty directory.")],
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,

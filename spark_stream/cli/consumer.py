@@ -166,7 +166,7 @@ def pause(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Hand out no messages of this consumer for a while, to nobody. What was handed out can be acknowledged."""
+    """Pause a consumer: it hands out no messages for a while. Delivered messages can be acknowledged."""
     with open_store(store, take_over=take_over) as opened:
         consumer = opened.stream(stream).consumer(name)
         consumer.pause(seconds_until(until))

@@ -122,7 +122,7 @@ def reset(
         typer.Option(
             "--to",
             metavar="earliest|latest|SEQ|TIME",
-            help="Where it goes on: first message, end, a sequence, a point in time (1h ago, or ISO 8601). "
+            help="Where it continues: first message, end, a sequence, a point in time (1h ago, or ISO 8601). "
             "Default: the first message that is there and was not acknowledged.",
         ),
     ] = None,
@@ -131,7 +131,7 @@ def reset(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Let a consumer go on somewhere else: prints what that would do, and does it with --execute."""
+    """Move a consumer to another message: prints a plan, and carries it out with --execute."""
     with open_store(store, take_over=take_over and execute, read_only=not execute) as opened:
         opened_stream = opened.stream(stream)
         consumer = opened_stream.consumer(name)

@@ -19,7 +19,7 @@ _HINTS = """
 
 
 def demo(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there yet.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
 ) -> None:
     """Create a sample folder: broken nodes of a NATS cluster, a store with the rescued messages, and a pipeline."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -32,5 +32,5 @@ def demo(
     made = make_folder(directory, kind)
     messages = counted(made["messages"], "message")
     say(f"{directory} holds three broken nodes of a NATS JetStream cluster, and a store with all that was on them:")
-    say(f"{messages} of stream ORDERS, {made['lost']} lost, a copy on each of three volumes. To go on:")
+    say(f"{messages} of stream ORDERS, {made['lost']} lost, a copy on each of three volumes. What you can do next:")
     write(_HINTS.format(place=shlex.quote(str(directory))))

@@ -24,7 +24,7 @@ def doctor(
     ] = None,
     store: GroupStoreOption = None,
     spark: Annotated[
-        bool, typer.Option("--spark", help="Also start Spark and look at each executor, by one task on each.")
+        bool, typer.Option("--spark", help="Also start Spark, and check each executor by a task.")
     ] = False,
     conf: Annotated[
         list[str] | None,
@@ -32,7 +32,7 @@ def doctor(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Look whether this machine has what jstream needs, and say what to do. Exit code 1 if something is wrong."""
+    """Check that this machine has what jstream needs, and say what to do. Exit code 1 if something is wrong."""
     from spark_stream.doctor import PROBLEM, examine
 
     settings = spark_settings(conf or [])

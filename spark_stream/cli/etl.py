@@ -120,11 +120,11 @@ def check(
     context: typer.Context,
     file: FileArgument,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Without Spark: schema and transformation are not looked at.")
+        bool, typer.Option("--quick", help="Without Spark: schema and transformation are not checked.")
     ] = False,
     store: PipelineStoreOption = None,
 ) -> None:
-    """Say whether a pipeline would run: its file, its streams, its schema and its transformation. Changes nothing."""
+    """Check a pipeline without running it: its file, its streams, its schema and its transformation."""
     from spark_stream.pipelines import api
     from spark_stream.pipelines.source import check_stores
 
@@ -169,7 +169,7 @@ def backfill(
     take_over: TakeOverOption = False,
     store: PipelineStoreOption = None,
 ) -> None:
-    """Read a range of the stream through the same transformation into the same sink, once however often it is run.
+    """Process a range of the stream again, with the same transformation and sink: exactly once, no matter how often.
 
     What could store a message twice is refused.
     """
@@ -319,7 +319,7 @@ def _print_plan(plan: "Plan", json: bool) -> None:
 
 @app.command("fetch-jars")
 def fetch_jars(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the JARs; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the JARs; created if necessary.")],
 ) -> None:
     """Fetch Delta's JARs for the installed delta-spark into DIR, for machines without a network.
 

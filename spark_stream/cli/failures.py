@@ -82,7 +82,7 @@ class _Nowhere(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         if self.refuses:
-            raise OSError(errno.EBADF, "closed: nobody gets what this command prints", "standard output")
+            raise OSError(errno.EBADF, "closed: the output of this command would be lost", "standard output")
         return len(data)
 
 

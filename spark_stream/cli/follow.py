@@ -107,7 +107,7 @@ class Follower:
         """Return a plan over what is new in the stream, or None; moves the position to another incarnation."""
         state = self._store.stream_state(position.stream)
         if state.incarnation != position.incarnation:
-            self._report(f"stream {position.stream} was deleted and made again: going on with its first message")
+            self._report(f"stream {position.stream} was deleted and made again: continuing with its first message")
             position.incarnation, position.next_sequence, position.end_seen = state.incarnation, 1, 0
         if state.next_sequence < position.end_seen:
             raise CommandFailed(

@@ -93,7 +93,7 @@ def import_nats(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Import streams of NATS JetStream; the same command, run again, goes on. Exit code 1 if damage is left.
+    """Import streams of NATS JetStream; the same command, run again, resumes. Exit code 1 if damage is left.
 
     It stops at the first lost message, unless an option says otherwise.
 
@@ -127,7 +127,7 @@ def import_stan(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Import channels of NATS Streaming; the same command, run again, goes on. Exit code 1 if damage is left.
+    """Import channels of NATS Streaming; the same command, run again, resumes. Exit code 1 if damage is left.
 
     It stops at the first bad record, unless an option says otherwise.
     """
@@ -274,7 +274,7 @@ class _Runner:
         except RuntimeError as error:
             if self._spark:
                 raise CommandFailed(str(error)) from error
-            say(f"warning: {error}; going on without it")
+            say(f"warning: {error}; continuing without it")
             self._spark = False
             return _here(tasks, step)
         return job.run_parts(self._session, tasks, step)

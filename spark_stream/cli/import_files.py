@@ -24,7 +24,7 @@ SkipBadOption = Annotated[
     typer.Option("--skip-bad", metavar="STREAM", help="Put bad rows into this stream, with the reason."),
 ]
 NewSequencesOption = Annotated[
-    bool, typer.Option("--new-sequences", help="Number the messages anew, also if the file has their sequences.")
+    bool, typer.Option("--new-sequences", help="Give the messages new sequences, even if the file has sequences.")
 ]
 
 

@@ -13,7 +13,7 @@ PLACE = "conf"
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the project; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the project; created if necessary.")],
 ) -> None:
     """Write templates into DIR/conf: streams, a pipeline, and settings of Spark. What is there already stays."""
     files = [(Path(PLACE) / path.relative_to(TEMPLATES), path) for path in templates()]

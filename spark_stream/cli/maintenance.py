@@ -102,7 +102,7 @@ def repair(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Bring volumes, then every block of every copy, back from good ones. What nothing has any more is declared lost.
+    """Repair volumes, then every block of every copy, from good ones. Messages that no copy has are declared lost.
 
     Messages that a volume that is away may have are not lost: bring it back first. Exit code 0 if nothing is left to be
     done, 1 if something is.

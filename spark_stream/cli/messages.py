@@ -250,7 +250,7 @@ def gaps(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List the sequences that are not there any more: removed or lost. As JSON they are half open: first, end."""
+    """List the sequences that are removed or lost. As JSON they are half open: first, end."""
     with open_store(store, read_only=True) as opened:
         ranges = opened.stream(name).gaps()
     if json:

@@ -66,7 +66,7 @@ def ui(
     token = read_token(token_file, TOKEN_SIZE_MIN) if token_file is not None else None
     if not is_loopback(listen) and token is None:
         raise WrongUsage(
-            f"--listen {listen} is not loopback: everybody who reaches it could read the store; pass --token-file"
+            f"--listen {listen} is not loopback: everyone who can reach it could read the store; pass --token-file"
         )
     named = load_contexts()
     others = {name: named.volumes(name) for name in contexts or ()}

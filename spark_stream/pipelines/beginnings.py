@@ -46,7 +46,7 @@ class Beginnings:
             raise CheckpointError(
                 f"checkpoint {self._state.checkpoint} is an older copy: its newest batch is {offsets.batch_planned}, "
                 f"and batch {stored} was stored. Other messages would come under numbers that are stored, and be left "
-                "out. Put the newer copy back; or move this one away and begin anew with --new-checkpoint",
+                "out. Put the newer copy back; or move this one away and start over with --new-checkpoint",
                 checkpoint=str(self._state.checkpoint),
             )
         harmless = not self._pipeline.sink.appends and self._pipeline.dead_letters is None
@@ -72,7 +72,7 @@ class Beginnings:
             raise CheckpointError(
                 f"{changed} has changed, and checkpoint {self._state.checkpoint} keeps the state of the aggregates as "
                 "they were: old results would mix with new ones. Change it back; or give the pipeline another "
-                'checkpoint and another table, with start = "earliest" below [source]: it makes all results anew',
+                'checkpoint and another table, with start = "earliest" below [source], to compute all results again',
                 checkpoint=str(self._state.checkpoint),
             )
         if known != definition:

@@ -218,7 +218,7 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
         if consumer not in known:
             actions.append(Action(MAKE, name, consumer, _news(keys)))
         elif different := _differences(known[consumer], keys):
-            reason = "a consumer cannot be changed; remove it, and it is made anew, from its beginning"
+            reason = "a consumer cannot be changed; remove it, and it is created again, from its beginning"
             actions.append(Action(CONFLICT, name, consumer, different, reason))
     return actions
 

@@ -203,7 +203,7 @@ def refuse_bad(parsed: DataFrame) -> DataFrame:
     """Return the same messages; whoever evaluates a bad one fails with its stream, sequence and reason."""
     text = F.concat(
         F.lit("stream "), F.col("stream"), F.lit(", sequence "), F.col("sequence").cast("string"), F.lit(": "),
-        F.col(REASON), F.lit(" (with [dead_letters] such a message goes to a stream of its own, and the rest goes on)"),
+        F.col(REASON), F.lit(" (with [dead_letters] such messages go to a stream of their own)"),
     )  # fmt: skip
     return parsed.withColumn(REASON, F.when(F.col(REASON).isNotNull(), F.raise_error(text).cast("string")))
 

@@ -134,7 +134,7 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
         raise DefinitionError(
             pipeline.file,
             "sink.kind",
-            "'delta' needs Delta's JARs in the session, and whoever made this one left them out: give it those that "
+            "'delta' needs Delta's JARs in the session, and this session was made without them: give it those that "
             "`jstream etl fetch-jars DIR` fetches, as spark.jars",
         )
     if pipeline.source.is_kafka:

@@ -131,7 +131,7 @@ class PipelineState:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            reason = f"{path} is damaged, and nothing but a record: remove it to go on: {error}"
+            reason = f"{path} is damaged, and nothing but a record: remove it to continue: {error}"
             raise CheckpointError(reason, checkpoint=str(self.checkpoint), file=str(path)) from error
 
     def runs(self) -> list[dict[str, Any]]:

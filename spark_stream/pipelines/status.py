@@ -42,7 +42,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def short_status(file: Path, store: str) -> dict[str, Any]:
-    """Return how the pipeline of a file stands, in short: `error` if it cannot be looked at. Never raises for that."""
+    """Return how the pipeline of a file stands, in short: `error` if it cannot be read. Never raises for that."""
     try:
         whole = status(load_pipeline(file, store))
     except (StorageError, OSError, ValueError) as error:

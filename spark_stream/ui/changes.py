@@ -258,7 +258,7 @@ def _pause(site: Site, query: Query) -> Plan:
     info = store.stream(name).consumer(consumer).info()
     seconds = 0.0 if resumes else seconds_until(until)
     is_paused = f"for {info['pause_remaining'] / 1e9:,.0f} s" if info["paused"] else "no"
-    effect = "messages are handed out again" if resumes else "nothing is handed out, acknowledging goes on"
+    effect = "messages are handed out again" if resumes else "nothing is handed out; acknowledgements still count"
     facts = [
         ("paused now", is_paused),
         ("pending", info["num_pending"]),
@@ -655,4 +655,4 @@ def who_of(name: str, address: str) -> str:
     name = " ".join(name.split())
     if len(name) > NAME_SIZE_MAX or not name.isprintable():
         raise ValueError(f"who: a name is one line of at most {NAME_SIZE_MAX} letters")
-    return f"{name} from {address}" if name else f"somebody at {address}"
+    return f"{name} from {address}" if name else f"a user at {address}"

@@ -149,5 +149,5 @@ async def form_of(request: Request, keys: Keys, needs_secret: bool = True) -> di
     except ValueError as error:
         raise FormRefused(f"this is no form: {error}") from error
     if needs_secret and not hmac.compare_digest(fields.get("csrf", "").encode(), keys.csrf.encode()):
-        raise FormRefused("this form is not of a page of this server: load the page anew")
+        raise FormRefused("this form is not of a page of this server: reload the page")
     return fields

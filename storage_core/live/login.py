@@ -136,7 +136,7 @@ class Login:
                 made.load_cert_chain(_path(self.cert), _path(self.key) if self.key else None)
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(str(path) for path in (self.ca, self.cert, self.key) if path)
-            raise LoginError(f"TLS: {files}: {error}: on every executor the files stand at the same path") from error
+            raise LoginError(f"TLS: {files}: {error}: the files must be at the same path on every executor") from error
         return made
 
     def answer(self, nonce: str) -> dict[str, str]:

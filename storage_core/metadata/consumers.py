@@ -217,6 +217,6 @@ def _take(stream: StreamState, consumer: ConsumerState, command: TakeConsumer) -
     if command.generation != consumer.generation + 1:
         raise RequirementError(
             f"consumer {consumer.name!r} of stream {stream.name!r} is of generation {consumer.generation}, the next "
-            f"one is not {command.generation}: somebody else has taken it over in the meantime"
+            f"one is not {command.generation}: another reader has taken it over in the meantime"
         )
     return replace(consumer, generation=command.generation)

@@ -84,7 +84,7 @@ KINDS: Mapping[str, EventKind] = {
     "archive_failed": _condition("an `archive_command` that fails"),
     "markers_left_out": _condition("messages that expire without a delete marker, since there is no room for it"),
     # Consumers and queries.
-    "consumer_reconciled": EventKind("a position that was moved to where its stream goes on", True, True),
+    "consumer_reconciled": EventKind("a position that was moved to where its stream continues", True, True),
     "consumer_failed": _condition("a position that does not fit its stream, with `on_data_loss` `fail`", True),
     "consumer_unreadable": _condition("messages for a consumer that no copy can be read of now", True),
     "consumer_exhausted": _fact("messages that were handed out `max_deliver` times", True),
@@ -92,11 +92,11 @@ KINDS: Mapping[str, EventKind] = {
     "consumer_reset": _end("`consumer reset`"),
     "consumer_moved": _end("a query that begins at another place than its consumer stood"),
     "consumer_taken_over": _fact("a query that took a consumer over from another one"),
-    "query_reconciled": _condition("a checkpoint whose position was moved to where its stream goes on"),
+    "query_reconciled": _condition("a checkpoint whose position was moved to where its stream continues"),
     "query_failed": _condition("a checkpoint whose position does not fit its stream", True),
     "query_unreadable": _condition("messages for a query that no copy can be read of now", True),
     # People.
-    "asked": _fact("a change that somebody asked for in the pages"),
+    "asked": _fact("a change that was requested in the pages"),
 }
 _UNKNOWN = _fact("a newer version of this program")
 

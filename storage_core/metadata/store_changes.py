@@ -51,7 +51,7 @@ def take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver) 
 def change_volumes(state: StoreState, place: Place, time_ns: int, command: ChangeVolumes) -> tuple[StoreState, Result]:
     before, after = set(ids_of_voters(state.voters)), set(ids_of_voters(command.voters))
     if len({member.volume_id for member in command.voters}) < len(command.voters):
-        refuse(errors.RequirementError, "a volume stands twice in the list of volumes")
+        refuse(errors.RequirementError, "the list of volumes names a volume twice")
     reason = rules.why_not(before, after, is_recorded=command.change is not None)
     if reason:
         refuse(errors.RequirementError, reason)

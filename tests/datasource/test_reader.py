@@ -174,7 +174,7 @@ def test_read_goes_on_past_damage_when_told_and_logs_it(
     flip_a_byte_of_data(driver, b"order 3")
     with caplog.at_level(logging.WARNING, "jstream"):
         assert driver.read(stream="ORDERS", failOnDataLoss="false")["sequence"].to_pylist() == [6, 7, 8, 9, 10]
-    assert "failOnDataLoss=false, the read goes on: stream 'ORDERS': sequences 1 to 5" in caplog.text
+    assert "failOnDataLoss=false, the read continues: stream 'ORDERS': sequences 1 to 5" in caplog.text
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])

@@ -112,7 +112,7 @@ SENTENCES = [
     "no stream 'ORDRES' in /shop; did you mean 'ORDERS'?",
     "no consumer 'x' of stream 'ORDERS'; there are none",
     "stream 'ORDERS': message 7 was removed; the stream holds 8 to 9",
-    "/shop/x: Too many open files: this process cannot go on: raise it",
+    "/shop/x: Too many open files: this process cannot continue: raise it",
     "/shop: no store can be on this file system (nfs). Tried: a lock. Outcome: none. Take a local disk, or a mount "
     "that has file locks and fsync",
 ]

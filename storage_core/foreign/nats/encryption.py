@@ -118,6 +118,6 @@ def _open(key: bytes, nonce: bytes, sealed: bytes, name: str) -> bytes:
     except InvalidTag as error:
         raise CorruptionError(
             f"{name}: no encryption key opens it: it is under another key (a server that is given a new key writes "
-            "the blocks of a stream anew, and leaves its consumers under the former key: give both), or the file is "
+            "the blocks of a stream again, and leaves its consumers under the former key: give both), or the file is "
             "damaged; the names of account, stream and consumer are part of the key as well"
         ) from error

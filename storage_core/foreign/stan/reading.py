@@ -182,8 +182,8 @@ class _Account:
     def _tell_overlap(self, first: int, end: int) -> None:
         """Tell that the next file begins with sequences that this one has, too: the server never writes them twice."""
         reason = (
-            f"the file goes on to sequence {end - 1}, but the next one begins with {first}: one of them is not of this "
-            "store, or is a copy"
+            f"the file continues to sequence {end - 1}, but the next one begins with {first}: one of them is "
+            "not of this store, or is a copy"
         )
         stretch = Stretch(self._part.file_size, self._part.file_size, Cause.FOREIGN, reason, b"")
         self._report(stretch, first, end, None, served=False, allowed=False, disputed=True)

@@ -158,7 +158,7 @@ def _place(choice: Choice, rows: np.ndarray, kind: int, places: int) -> Told:
     first, last, overlaps = int(own.min()), int(own.max()), 0 < choice.end <= int(own.min())
     numbers = f"sequence {first}" if first == last else f"sequences {first} to {last}"
     if overlaps:
-        numbers += f" (the file goes on to sequence {last}, but the next one begins with {choice.end})"
+        numbers += f" (the file continues to sequence {last}, but the next one begins with {choice.end})"
     count = "1 record" if len(rows) == 1 else f"{len(rows)} records"
     reason = {
         _COPY: f"{count} with {numbers}: the same content as another record of that number"

@@ -360,7 +360,7 @@ class Consumer(ConsumerPosition):
         def job(session: Session) -> int:
             stream, consumer = self._find(session.state)
             to = chosen if chosen is not None else where_to_go_on(stream, consumer)
-            reason = "reset by hand" if chosen is not None else "reset by hand to where it can go on"
+            reason = "reset by hand" if chosen is not None else "reset by hand to where it can continue"
             before, after = str(consumer.next_sequence - 1), str(to - 1)
             event = Event("consumer_reset", stream.name, self.name, "", before, after, reason)
             session.propose(MoveConsumer(self._incarnation, self.name, to, 0, (event,)))

@@ -61,7 +61,7 @@ class FilterScan:
     start: int  # the consumer's next_sequence then
     end: int  # up to which it was looked
     sequences: SequenceSet
-    withheld: SequenceSet = field(default_factory=SequenceSet.empty)  # may be wanted, cannot be looked at
+    withheld: SequenceSet = field(default_factory=SequenceSet.empty)  # may be wanted, cannot be read
     damage: tuple[ReadDamage, ...] = ()  # why
 
 
@@ -82,7 +82,7 @@ class Delivery:
     next_sequence: int
     dropped: SequenceSet  # not waited for any more
     exhausted: SequenceSet  # those of them that were handed out max_deliver times
-    withheld: SequenceSet = field(default_factory=SequenceSet.empty)  # new ones that cannot be looked at
+    withheld: SequenceSet = field(default_factory=SequenceSet.empty)  # new ones that cannot be read
     is_clock_behind: bool = False  # deadlines have to be set by it
     is_capped: bool = False  # there are more, and max_ack_pending keeps them back
 
@@ -225,7 +225,7 @@ def scan_for_matches(
 ) -> FilterScan:
     """Return the next messages that the consumer's filter takes, at most `count_max`.
 
-    If the consumer's policy is to fail, only those before the first that cannot be looked at.
+    If the consumer's policy is to fail, only those before the first that cannot be read.
     """
     start, end = consumer.next_sequence, stream.next_sequence
     damage: list[ReadDamage] = []

@@ -229,7 +229,7 @@ class QueryReader:
             places[name] = QueryPosition(place, reported_kept(consumer.reported, place.next_sequence))
             if self._own and place.next_sequence != (consumer.query_start.sequence or stream.first_sequence):
                 logger.warning(
-                    "stream %s: a query without a checkpoint goes on from consumer %s, at sequence %d",
+                    "stream %s: a query without a checkpoint resumes from consumer %s, at sequence %d",
                     name, consumer.name, place.next_sequence,
                 )  # fmt: skip
         return places

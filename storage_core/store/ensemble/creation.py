@@ -137,7 +137,7 @@ def _check_free(path: Path, env: Environment) -> None:
         raise AlreadyExistsError(f"{path} holds a jstream store already")
     if RESTORING in names:
         raise AlreadyExistsError(
-            f"{path}: a backup is being restored there, or that was interrupted: if nobody does, remove everything "
+            f"{path}: a backup is being restored there, or a restore was interrupted: if none runs, remove everything "
             "below it and restore again"
         )
     if names:

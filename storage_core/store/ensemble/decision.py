@@ -48,7 +48,7 @@ def remedy(where: str, identities: Mapping[Path, VolumeIdentity] | None = None) 
     places = {str(place) for path, identity in named.items() for place in identity.places(path) if place not in named}
     at = f", last at {', '.join(sorted(places))}" if places else ""
     return (
-        f"The store has {count} volumes{at}: name the others as well, and `jstream repair` makes this one anew from "
+        f"The store has {count} volumes{at}: name the others as well, and `jstream repair` rebuilds this one from "
         f"them. Only if most of them are gone for good, {_rebuild(where)}"
     )
 

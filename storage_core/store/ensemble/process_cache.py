@@ -190,7 +190,7 @@ class ProcessCache:
             return replace(seen, state=volume.state, reason=volume.reason, error=volume.refusal)
         why = self.known.failed.get((volume.volume_id, volume.identity.instance_id))
         if why is not None:
-            failed = VolumeFailedError(f"{volume.path} is not written any more: {why}; check it, then open anew")
+            failed = VolumeFailedError(f"{volume.path} is no longer written: {why}; check it, and open the store")
             return replace(seen, state=VolumeState.RETIRED, reason=why, error=failed)
         try:
             return replace(seen, contents=volume.log.read(for_state, listing, before))

@@ -341,7 +341,7 @@ class Session:
         raise CorruptionError(
             f"{self.label}: the metadata log ends at entry {chosen.tip.index} or is another one, and this process has "
             f"seen entry {known.index} of it committed: volumes were rolled back or exchanged. Nothing has been "
-            "changed; to use the store as it is now, open it anew"
+            "changed; to use the store as it is now, open it again"
         )
 
     def _recover(self, decision: LogDecision, releases_space: bool) -> None:

@@ -72,7 +72,7 @@ class VolumeSet:
         if more and known.isdisjoint(voter.volume_id for voter in self.voters):
             raise NotAStoreError(
                 f"{', '.join(str(volume.path) for volume in more)}: the store there has other volumes than the one "
-                "that this process opened. It was restored or made anew: open it again, or restart the query or job"
+                "that this process opened. It was restored or created again: open it again, or restart the query or job"
             )
         if more:
             self.known = tuple(volumes.resolve_volumes(files, [*places.values(), *more], self.voters, self._paths))

@@ -179,7 +179,7 @@ def _holders(session: Session, work: ImportJob, records: Sequence[PartRecord], e
             raise NoQuorumError(
                 f"stream {work.stream.name!r}: block {block.block_id.hex()} is whole on {len(holder_ids)} of "
                 f"{len(work.stream.placement)} volumes, {needed} are needed; the same import, run again, "
-                "goes on"
+                "resumes"
             )
     return good
 

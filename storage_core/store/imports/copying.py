@@ -112,7 +112,7 @@ class _Copying:
             raise AlreadyExistsError(
                 f"stream {existing.name!r} of {self._target.label} is a copy up to sequence "
                 f"{existing.next_sequence - 1}, and the source has {self._stream.next_sequence - 1} by now: delete the "
-                "copy to make it anew"
+                "copy, and copy again"
             )
         left = leftovers(self._target.volumes(), existing, records_only=True)
         if left:  # of a run that was killed when it was all but done

@@ -110,7 +110,7 @@ class Maintenance:
             try:
                 journaled, journaled_ids = session.view.snapshot_streams, _blocks(journal, beginning.end)
             except CorruptionError as error:
-                logger.warning("%s; it is written anew", error)
+                logger.warning("%s; it is written again", error)
                 self._begin(session, volume)
                 return
         placements = []

@@ -48,9 +48,10 @@ class Successors:
         if stream is None or wanted.difference(stream.shown(block_slice.first, block_slice.end)):
             raise StalePlanError(
                 f"stream {block_slice.stream!r}: this read was planned before sequences {block_slice.first} to "
-                f"{block_slice.end - 1} were removed, and they are no longer kept. Read again. In Spark, load a DataFrame "
-                "again; use a table with WITH (...) instead of a temporary view; uncache a cached table, load it again and "
-                "cache it again; load the static side of a streaming join in foreachBatch, or restart the query",
+                f"{block_slice.end - 1} were removed, and they are no longer kept. Read again. In Spark, load a "
+                "DataFrame again; use a table with WITH (...) instead of a temporary view; uncache a cached table, and "
+                "load and cache it again; load the static side of a streaming join in foreachBatch, or restart the "
+                "query",
                 stream=block_slice.stream,
                 first=block_slice.first,
                 end=block_slice.end,

@@ -259,7 +259,7 @@ class Membership:
         try:
             return sorted(set(files.list_directory(path)) - {locks.FILE_NAME, "lost+found", *probe.NAMES})
         except OSError as error:
-            raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
+            raise VolumeFailedError(f"{path} cannot be read: {error}") from error
 
     def _take_back(self, state: StoreState, named: tuple[bytes, ...]) -> bool:
         """Cancel the change under way if it adds exactly these volumes, and none of them votes yet.
@@ -531,6 +531,6 @@ def resume_quietly(metadata: MetadataClient, env: Environment, lock_timeout_s: f
     try:
         Membership(metadata, env, lock_timeout_s).resume()
     except (StorageError, OSError) as error:
-        logger.warning("the change of the store's volumes does not go on: %s", error)
+        logger.warning("the change of the store's volumes cannot continue: %s", error)
         return str(error)
     return ""

@@ -140,7 +140,7 @@ def rejoin(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
         position, aside = prepare(session, made, env, set_aside=is_other_copy)
     except OSError as error:
         raise_if_of_process(error)
-        raise of_volume(error, f"{volume.path} could not be made anew: {error}") from error
+        raise of_volume(error, f"{volume.path} could not be rebuilt: {error}") from error
     voter = session.state.voter(volume.volume_id)
     events: tuple[Event, ...] = ()
     if voter is not None and not voter.learner:  # of a learner the end of the change will tell
@@ -216,7 +216,7 @@ def _check(session: Session, absent_volume: VolumeToRejoin, env: Environment) ->
         names = set(env.files.list_directory(path))
     except OSError as error:
         raise_if_of_process(error)
-        raise of_volume(error, f"{path} cannot be looked at: {error}") from error
+        raise of_volume(error, f"{path} cannot be read: {error}") from error
     strange = sorted(name for name in names.difference(_OURS) if not name.startswith(SET_ASIDE_PREFIX))
     if volume.identity is None and strange:
         raise RequirementError(

@@ -92,7 +92,7 @@ class Repair:
         why = resume_quietly(self._metadata, self._env, self._lock_timeout_s)
         if why:
             place = self._metadata.label
-            self._seen.damage.append(Damage("", "", place, 0, 0, 0, f"a change of volumes does not go on: {why}"))
+            self._seen.damage.append(Damage("", "", place, 0, 0, 0, f"a change of volumes cannot continue: {why}"))
         self._metadata_files()
         recoverable = take_back.look_for(self._metadata, self._env, self._lock_timeout_s, names)
         if takes_back and recoverable:

@@ -167,7 +167,7 @@ class Survey:
                 left = volume.reports.read() if volume.is_present else []
             except OSError as error:
                 raise_if_limit(error)
-                continue  # a volume that cannot be looked at has its own state
+                continue  # a volume that cannot be read has its own state
             for _, report in left:
                 if report.reason == reports.FILE_IS_MISSING:
                     continue  # the listing says whether it is; the whole volume may have been away

@@ -109,7 +109,7 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
         return together(files, directory / FILE_NAME, partial(_read_identity, files, directory))
     except OSError as error:
         raise_if_of_process(error, directory)
-        raise of_volume(error, f"{directory} cannot be looked at: {error}") from error
+        raise of_volume(error, f"{directory} cannot be read: {error}") from error
 
 
 def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
@@ -125,7 +125,7 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
         if _is_file(files, directory / RESTORING):
             remedy = "restore onto the same volumes again"
             if is_in_object_store(directory):
-                remedy = "if nobody restores there, remove everything below it and restore again"
+                remedy = "if no restore runs there, remove everything below it and restore again"
             raise NotAStoreError(f"{directory} holds a restore that was not finished: {remedy}") from None
         if _is_file(files, directory / CREATING):
             raise NotAStoreError(

@@ -38,7 +38,7 @@ def check(path: Path, env: Environment) -> None:
         if tag is not None:
             tags.append(tag)
     if len(tags) < ROUND_COUNT_MIN:
-        raise _refusal(path, f"of {RACER_COUNT} that created one object at once nobody succeeded")
+        raise _refusal(path, f"of {RACER_COUNT} that created one object at once, none succeeded")
     if len(set(tags)) < len(tags) and any(tags):
         raise _refusal(path, "two contents of one object had the same tag", "telling contents apart by ETags")
     _try_range(path, env.files, probe)

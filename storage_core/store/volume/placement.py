@@ -81,7 +81,7 @@ def _why_not(state: StoreState, volume_id: bytes, volume: Volume | None) -> str:
         return f"{where} is retired: {voter.retired}"
     if voter.learner:
         return f"{where} has not caught up yet"
-    return f"{where} was made anew and has not been verified since"
+    return f"{where} was rebuilt and has not been verified since"
 
 
 def read_volumes(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> tuple[Volume, ...]:

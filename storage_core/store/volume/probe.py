@@ -114,7 +114,7 @@ def _try_lock(path: Path, files: Files, locks_elsewhere: Callable[[Path], bool],
     with closing(lock):
         with step(action):
             if not lock.try_acquire():
-                raise step.refusal(action, "nobody has it, and it cannot be locked")
+                raise step.refusal(action, "no process has the lock, and it cannot be taken")
             if locks_elsewhere(path):
                 raise step.refusal(action, "two processes had the lock at once")
     with step(action):

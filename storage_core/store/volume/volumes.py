@@ -153,7 +153,7 @@ def volumes_at(
         try:
             identity = looks[number] if looks else read_identity(files, path)
             if isinstance(identity, OSError):  # nobody even looked: an earlier call there has not returned yet
-                raise of_volume(identity, f"{path} cannot be looked at: {identity}")
+                raise of_volume(identity, f"{path} cannot be read: {identity}")
             if isinstance(identity, BaseException):
                 raise identity
         except UnsupportedVersionError:

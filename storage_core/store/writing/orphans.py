@@ -41,7 +41,7 @@ def sweep(session: Session, env: Environment) -> None:
 
 
 def _lacks_blocks(session: Session, stream: StreamState) -> bool:
-    """Return whether a block may be gone from all volumes: by names, or since one cannot be looked at."""
+    """Return whether a block may be gone from all volumes: by names, or since one cannot be read."""
     wanted = set(map(bytes, stream.blocks.rows["block_id"]))
     for volume in session.writable:
         try:

@@ -43,7 +43,7 @@ def release(
     try:
         sequences, size = unneeded(session.state, stream, session.volumes, limits, env, among)
     except (StorageError, OSError) as error:
-        logger.warning("stream %r: what nobody needs any more stays for now: %s", stream.name, error)
+        logger.warning("stream %r: messages that no consumer needs stay for now: %s", stream.name, error)
         return 0
     if not sequences:
         return 0

@@ -184,7 +184,7 @@ def verified_holders(
             for reason in wrong[at]:
                 if isinstance(reason, Exception):
                     raise_if_of_process(reason)
-            reasons = "; ".join(map(str, wrong[at])) or "the volumes that took it are retired, or were made anew since"
+            reasons = "; ".join(map(str, wrong[at])) or "the volumes that took it are retired, or were rebuilt since"
             raise RequirementError(
                 f"stream {stream.name!r}: staged block {block.summary.block_id.hex()} is on {len(held[at])} of "
                 f"{len(stream.placement)} volumes, {placement.quorum(stream)} are needed; nothing was committed: "

@@ -169,7 +169,7 @@ path = "out"
     assert check("--pipeline-age", "50000d") == (0, "OK: 1 volume, 1 stream\n")
     assert check("--pipeline-age", "1d,2d")[0] == 2
     file.write_text("[source")
-    assert check()[1].startswith("WARNING: pipeline orders: cannot be looked at: ")
+    assert check()[1].startswith("WARNING: pipeline orders: cannot be read: ")
 
 
 def test_events_of_what_is_well_again_are_told_for_as_long_as_was_asked(trio, replicated, volumes: list[Path]) -> None:

@@ -81,7 +81,7 @@ def test_a_stream_that_was_made_again_is_followed_from_its_first_message_and_tol
 
     got = follow(Follower(orders, [start(orders.stream("ORDERS"), 6)], report=told.append), again)
     assert got == [("ORDERS", 6), ("ORDERS", 1)]
-    assert told == ["stream ORDERS was deleted and made again: going on with its first message"]
+    assert told == ["stream ORDERS was deleted and made again: continuing with its first message"]
 
 
 def test_when_the_last_stream_is_deleted_the_follower_ends(orders) -> None:

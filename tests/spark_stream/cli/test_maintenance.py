@@ -263,7 +263,7 @@ def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volum
     )
     assert told in outcome.err
     info = trio("cluster", "info")
-    assert "mount the disk; only if it is gone for good, repair makes it anew; run `jstream repair`" in info.err
+    assert "mount the disk; only if it is gone for good, repair rebuilds it; run `jstream repair`" in info.err
     assert trio("repair").code == 0
     assert trio("maintain").err == "maintenance is done\n"
     assert trio("cluster", "info").err == ""

@@ -1,4 +1,4 @@
-"""`jstream` with somebody at a terminal: it asks before it destroys, turns pages, and draws tables."""
+"""`jstream` with a user at a terminal: it asks before it destroys, turns pages, and draws tables."""
 
 import codecs
 import gzip

@@ -358,7 +358,7 @@ stream = "DEAD"
     browser, before = serve(volumes, pipelines=[file, tmp_path / "gone.toml"]), tree(volumes)
     overview = browser.api("/overview")
     assert overview["pipelines"] == {"count": 2, "running": 0, "failed": 1, "waiting": 56}
-    assert overview["health"]["sentence"].startswith("Needs attention: pipeline gone cannot be looked at")
+    assert overview["health"]["sentence"].startswith("Needs attention: pipeline gone cannot be read")
     assert "1 failed" in browser.page("/")
     short, gone = browser.api("/pipelines")["pipelines"]
     assert (short["pipeline"], short["last_run"]["rows_in"], short["lag"]) == ("orders", 7, 56)

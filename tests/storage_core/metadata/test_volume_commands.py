@@ -126,7 +126,7 @@ def _envelope(command: Command) -> Envelope:
 
 def test_a_volume_stands_in_the_list_once(three: History) -> None:
     error, reason = refusal(three.apply(ChangeVolumes((voter(A), voter(B), voter(C), voter(A, learner=True)))))
-    assert (error, reason) == (errors.RequirementError, "a volume stands twice in the list of volumes")
+    assert (error, reason) == (errors.RequirementError, "the list of volumes names a volume twice")
 
 
 def test_a_volume_that_keeps_blocks_is_not_removed(three: History) -> None:

@@ -136,7 +136,7 @@ def test_slices_that_overlap_are_compared(writer: Any, read: Read, make_channel:
     overlap, *doubt = told
     assert reason in overlap.reason and "the next one begins with 21" in overlap.reason
     assert [(place.first, place.end) for place in doubt] == ([(41, None)] if name == "a" else [])
-    with pytest.raises(DataLossError, match="the file goes on to sequence 25"):
+    with pytest.raises(DataLossError, match="the file continues to sequence 25"):
         read(store)
 
 
