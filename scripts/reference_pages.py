@@ -1,8 +1,9 @@
-"""Pages of the site that are made when it is built: commands from Typer, Python from docstrings, metrics; its colours.
+"""What is made when the site is built: pages of commands, Python and metrics, its colours, what copy buttons copy.
 
 A hook of mkdocs (mkdocs.yml). What is made here is never out of date, and lies in no file of the repository.
 """
 
+import html
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from storage_core.metadata.events import KINDS
 from storage_core.notebook import stylesheet
 
 SIGNATURE_WIDTH = 72  # what a page shows in one line
+PROMPT = '<span class="gp">$ </span>'
+CONSOLE = re.compile(rf'<div class="highlight">(?=<pre><span></span><code>({re.escape(PROMPT)}.*?)</code>)', re.DOTALL)
 PLAIN_TEXT = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "*": r"\*", "_": r"\_"})
 
 
@@ -28,6 +31,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"reference/{name}.md", content="\n".join(make()) + "\n"))
     files.append(File.generated(config, "look.css", content=colours()))
     return files
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Let the copy buttons of console examples copy the commands alone; called by mkdocs."""
+    return CONSOLE.sub(lambda block: f'<div class="highlight" data-copy="{commands_in(block[1])}">', content)
+
+
+def commands_in(console: str) -> str:
+    """Return the commands of a console example as the text of an attribute, a line each. `console`: its markup."""
+    lines = (line.removeprefix(PROMPT) for line in console.splitlines() if line.startswith(PROMPT))
+    return html.escape("\n".join(html.unescape(re.sub(r"<[^>]*>", "", line)) for line in lines))
 
 
 def colours() -> str:

@@ -65,10 +65,10 @@ class Problem:
     kind: str  # one word for programs, from PROBLEM_KINDS
     level: Level
     about: About
-    text: str  # goes on from `about`: "is missing"
+    text: str  # continues `about`: "is missing"
     reason: str = ""
     advice: str = ""  # what to do, where it is more than the command
-    command: tuple[str, ...] = ()  # arguments of `jstream` that mend it or say more, but for --store
+    command: tuple[str, ...] = ()  # arguments of `jstream` that repair it or say more, but for --store
 
     @property
     def sentence(self) -> str:
@@ -101,12 +101,12 @@ _RANKS = {kind: rank for rank, kind in enumerate(PROBLEM_KINDS)}
 _OF_VOLUMES: Mapping[str, tuple[str, tuple[str, ...]]] = {  # what to do, by state
     "missing": ("{bring_back}; only if it is gone for good, repair rebuilds it", ("repair",)),
     "foreign": (
-        "insert the right disk, or give the volume another directory: `jstream cluster volume replace`",
+        "bring the right {medium} back, or give the volume another place: `jstream cluster volume replace`",
         _CLUSTER,
     ),
     "rolled_back": ("nothing: the next write brings it up to date", ("maintain",)),
     "behind": ("nothing: maintenance fetches what it missed", ("maintain",)),
-    "retired": ("check the disk, then repair", ("repair",)),
+    "retired": ("check the {medium}, then repair", ("repair",)),
     "damaged": ("", ("repair",)),
 }
 
@@ -242,7 +242,7 @@ def _of_volumes(scan: Scan, limits: Limits) -> Iterator[Problem]:
                 advice, command = "bring it back first: it may have messages that no other volume has", _CLUSTER
             elif not is_writable:
                 advice, command = "bring it back", _CLUSTER
-            advice = advice.format(bring_back=losses.bring_back(volume.path))
+            advice = advice.format(bring_back=losses.bring_back(volume.path), medium=losses.medium(volume.path))
             text, reason = f"is {str(status.state).replace('_', ' ')}", status.reason or volume.reason or ""
             yield Problem("volume", Level.WARNING, about, text, reason, advice, command)
         elif is_writable:
@@ -338,7 +338,7 @@ def _of_pipelines(scan: Scan, limits: Limits, pipelines: Sequence[Mapping[str, A
     for status in pipelines:
         about, command = About(pipeline=status["pipeline"]), ("etl", "status", status["file"])
         if status["error"]:
-            yield Problem("pipeline_failed", Level.WARNING, about, "cannot be looked at", status["error"])
+            yield Problem("pipeline_failed", Level.WARNING, about, "cannot be read", status["error"])
             continue
         run, lag = status["last_run"], status["lag"] or 0
         waiting = f"{counted(lag, 'message')} wait{'s' if lag == 1 else ''}" if lag else "no message waits"

@@ -27,6 +27,7 @@ from spark_stream.check import Limits, command_line, problems_of
 from spark_stream.store_scan import Scan, scan_of
 from storage_core import Store
 from storage_core.errors import StorageError
+from storage_core.paths import store_label
 from storage_core.store.replicas.replicas import STATES
 
 log = logging.getLogger("jstream")
@@ -40,25 +41,26 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_up": (("path",), "Whether the store could be read"),
     "jstream_problem": (
         ("store", "level", "kind", "subject", "command"),
-        "A problem that `jstream check` reports: always 1; `command` mends it or says more",
+        "A problem that `jstream check` reports: always 1; `command` repairs it or says more",
     ),
+    "jstream_info": (("store", "id"), "Always 1; the id of a store, by the name that the other metrics have"),
     "jstream_term": (("store",), "Term of the metadata log"),
     "jstream_index": (("store",), "Last index of the metadata log that is committed"),
-    "jstream_leader": (("store", "volume", "path"), "Whether the volume led last: one of a store's is 1"),
+    "jstream_leader": (("store", "volume", "path"), "Whether the volume led last: 1 for one volume of a store"),
     "jstream_volume_state": (("store", "volume", "path", "state"), "State of a volume: 1 for the one it is in"),
     "jstream_volume_bytes": (("store", "volume", "path"), "Size of the block files on a volume"),
     "jstream_volume_disk_bytes": (
         ("store", "volume", "path", "kind"),
-        "Bytes on the disk: live, pending_delete, metadata",
+        "Bytes that a volume stores: live, pending_delete, metadata",
     ),
     "jstream_volume_free_bytes": (("store", "volume", "path"), "Free space of the disk that a volume is on"),
     "jstream_volume_size_bytes": (("store", "volume", "path"), "Size of the disk that a volume is on"),
-    "jstream_pending_delete_blocks": (("store",), "Blocks that were removed and still are on the disks"),
+    "jstream_pending_delete_blocks": (("store",), "Blocks that were removed and are not unlinked yet"),
     "jstream_stream_first_sequence": (_STREAM, "First sequence of the stream"),
     "jstream_stream_last_sequence": (_STREAM, "Last sequence of the stream"),
     "jstream_stream_messages": (_STREAM, "Messages of the stream"),
     "jstream_stream_bytes": (_STREAM, "Bytes of their subjects, headers and data, before compression, of one copy"),
-    "jstream_stream_duplicates": (_STREAM, "Messages that were not stored once more: their msg_id was known"),
+    "jstream_stream_duplicates": (_STREAM, "Messages that were not stored again, since their msg_id was known"),
     "jstream_stream_lost_messages": (_STREAM, "Sequences that are recorded as lost"),
     "jstream_replica_state": ((*_REPLICA, "state"), "State of a copy of the stream: 1 for the one it is in"),
     "jstream_replica_lag": (_REPLICA, "Entries of the log that the copy is behind"),
@@ -118,18 +120,25 @@ class StoreCollector(Collector):
             raise ValueError("stores: metrics are of one store at least, each with a path")
         self._storage_options = storage_options
         self._opened: dict[int, Store] = {}
+        self._names: dict[int, str] = {}  # of stores that were read before
         self._asked = threading.Lock()
 
     def collect(self) -> Iterable[Metric]:
         """Return what there is to say of all stores; a store that cannot be read is `jstream_up` 0."""
         families = Families()
         with self._asked:
-            for number, paths in enumerate(self._stores):
-                readable = self._gather(number, families)
-                families.add("jstream_up", float(readable), ",".join(paths))
+            scans = [self._scan(number) for number in range(len(self._stores))]
+            known = list(self._names.values())
+            for number, (paths, scan) in enumerate(zip(self._stores, scans, strict=True)):
+                place = ",".join(paths)
+                families.add("jstream_up", float(scan is not None), place)
+                if scan is not None:
+                    name = self._names[number]
+                    for metric, value, labels in samples_of(scan, name if known.count(name) == 1 else place):
+                        families.add(metric, value, *labels)
         return families
 
-    def _gather(self, number: int, families: Families) -> bool:
+    def _scan(self, number: int) -> Scan | None:
         try:
             if number not in self._opened:
                 self._opened[number] = Store.open(
@@ -137,52 +146,59 @@ class StoreCollector(Collector):
                 )
             store = self._opened[number]
             scan = scan_of(store)
-            samples = [*_of_problems(scan), *_of_volumes(scan), *_of_streams(scan), *_of_consumers(scan)]
         except (StorageError, OSError, ValueError) as error:
             self._opened.pop(number, None)
             log.warning("no metrics of %s: %s", ",".join(self._stores[number]), error)
-            return False
-        for name, value, labels in samples:
-            families.add(name, value, *labels)
-        return True
+            return None
+        self._names[number] = scan.label
+        return scan
 
 
 class MaintenanceCollector(Collector):
     """How one round of maintenance ended."""
 
     def __init__(self, store: Store, is_done: bool, duration_s: float) -> None:
-        self._store_id, self._is_done, self._duration_s = store.id.hex(), is_done, duration_s
+        self._name = store_label([str(volume.path) for volume in store.volumes()])
+        self._is_done, self._duration_s = is_done, duration_s
         self._ended_s = time.time()
 
     def collect(self) -> Iterable[Metric]:
         families = Families(MAINTENANCE_METRICS)
-        families.add("jstream_maintain_last_run_success", float(self._is_done), self._store_id)
-        families.add("jstream_maintain_last_run_end_timestamp_seconds", self._ended_s, self._store_id)
-        families.add("jstream_maintain_last_run_duration_seconds", self._duration_s, self._store_id)
+        families.add("jstream_maintain_last_run_success", float(self._is_done), self._name)
+        families.add("jstream_maintain_last_run_end_timestamp_seconds", self._ended_s, self._name)
+        families.add("jstream_maintain_last_run_duration_seconds", self._duration_s, self._name)
         return families
 
 
 Sample = tuple[str, float, tuple[str, ...]]
 
 
-def _of_problems(scan: Scan) -> Iterator[Sample]:
+def samples_of(scan: Scan, name: str) -> Iterator[Sample]:
+    """Yield the metrics of a store. `name`: what its label `store` says."""
+    yield "jstream_info", 1.0, (name, scan.state.store_id.hex())
+    yield from _of_problems(scan, name)
+    yield from _of_volumes(scan, name)
+    yield from _of_streams(scan, name)
+    yield from _of_consumers(scan, name)
+
+
+def _of_problems(scan: Scan, name: str) -> Iterator[Sample]:
     known = set()
     for problem in problems_of(scan, Limits()):
         level, kind = problem.level.name.lower(), problem.kind
-        labels = (scan.state.store_id.hex(), level, kind, str(problem.about), command_line(problem))
+        labels = (name, level, kind, str(problem.about), command_line(problem))
         if labels not in known:
             known.add(labels)
             yield "jstream_problem", 1.0, labels
 
 
-def _of_volumes(scan: Scan) -> Iterator[Sample]:
+def _of_volumes(scan: Scan, name: str) -> Iterator[Sample]:
     info = scan.cluster
-    store_id = str(info["name"])
-    yield "jstream_term", info["term"], (store_id,)
-    yield "jstream_index", info["index"], (store_id,)
-    yield "jstream_pending_delete_blocks", info["pending_deletes"]["blocks"], (store_id,)
+    yield "jstream_term", info["term"], (name,)
+    yield "jstream_index", info["index"], (name,)
+    yield "jstream_pending_delete_blocks", info["pending_deletes"]["blocks"], (name,)
     for volume in info["volumes"]:
-        labels = (store_id, str(volume["name"]), str(volume["path"]))
+        labels = (name, scan.labels[volume["name"]], str(volume["path"]))
         yield "jstream_leader", float(volume["name"] == info["leader"]), labels
         if volume["bytes"] is not None:
             yield "jstream_volume_bytes", volume["bytes"], labels
@@ -195,9 +211,9 @@ def _of_volumes(scan: Scan) -> Iterator[Sample]:
             yield "jstream_volume_state", float(volume["state"] == state), (*labels, state)
 
 
-def _of_streams(scan: Scan) -> Iterator[Sample]:
+def _of_streams(scan: Scan, name: str) -> Iterator[Sample]:
     for info in scan.streams:
-        state, labels = info["state"], (scan.state.store_id.hex(), str(info["config"]["name"]))
+        state, labels = info["state"], (name, str(info["config"]["name"]))
         yield "jstream_stream_first_sequence", state["first_seq"], labels
         yield "jstream_stream_last_sequence", state["last_seq"], labels
         yield "jstream_stream_messages", state["messages"], labels
@@ -205,22 +221,22 @@ def _of_streams(scan: Scan) -> Iterator[Sample]:
         yield "jstream_stream_duplicates", state["num_duplicates"], labels
         yield "jstream_stream_lost_messages", sum(end - first for first, end in state["lost_ranges"]), labels
         for replica in info["cluster"]["replicas"]:
-            yield from _of_replica(replica, (*labels, str(replica["name"])))
+            yield from _of_replica(replica, (*labels, replica["label"]))
 
 
 def _of_replica(replica: Mapping[str, Any], labels: tuple[str, ...]) -> Iterator[Sample]:
     for state in STATES:
         yield "jstream_replica_state", float(replica["state"] == state), (*labels, state)
-    for name in ("lag", "damaged_blocks", "missing_blocks"):
-        if replica[name] is not None:
-            yield f"jstream_replica_{name}", replica[name], labels
+    for figure in ("lag", "damaged_blocks", "missing_blocks"):
+        if replica[figure] is not None:
+            yield f"jstream_replica_{figure}", replica[figure], labels
     if replica["last_scrub"] is not None:
         yield "jstream_replica_last_scrub_timestamp_seconds", _seconds(replica["last_scrub"]), labels
 
 
-def _of_consumers(scan: Scan) -> Iterator[Sample]:
+def _of_consumers(scan: Scan, name: str) -> Iterator[Sample]:
     for info in scan.consumers:
-        labels = (scan.state.store_id.hex(), str(info["stream_name"]), str(info["name"]))
+        labels = (name, str(info["stream_name"]), str(info["name"]))
         yield "jstream_consumer_delivered_sequence", info["delivered"]["stream_seq"], labels
         yield "jstream_consumer_ack_floor", info["ack_floor"]["stream_seq"], labels
         yield "jstream_consumer_pending", info["num_pending"], labels

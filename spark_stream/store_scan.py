@@ -7,7 +7,7 @@ from typing import Any
 from spark_stream.disks import DiskSpace, space_of
 from storage_core import Store
 from storage_core.metadata.state import StoreState
-from storage_core.paths import labels_of
+from storage_core.paths import store_label, volume_labels
 from storage_core.store.consumers.lag import consumer_report
 from storage_core.store.describe import by_name, cluster_info, stream_cluster, stream_summary
 from storage_core.store.replicas.replicas import Survey
@@ -20,6 +20,7 @@ class Scan:
     cluster: Mapping[str, Any]  # as `cluster info --json`
     streams: Sequence[Mapping[str, Any]]  # as `stream report --json`, by name; each replica has its `label` too
     consumers: Sequence[Mapping[str, Any]]  # as `consumer report --json`
+    label: str  # what people call the store
     labels: Mapping[str, str]  # what people call volumes, by their names
     spaces: Mapping[str, DiskSpace]  # of the disks of volumes, by their names; without those that cannot be read
     number: int = 0  # for who looks again and again: grows when something is different
@@ -35,7 +36,7 @@ def scan_of(store: Store) -> Scan:
     state = survey.view.state
     cluster = cluster_info(survey)
     paths = {volume["name"]: str(volume["path"]) for volume in cluster["volumes"]}
-    labels = dict(zip(paths, labels_of(list(paths.values())), strict=True))
+    labels = volume_labels(paths)
     spaces = {name: space_of(path) for name, path in paths.items()}
     return Scan(
         time_ns=store.environment.now_ns(),
@@ -46,6 +47,7 @@ def scan_of(store: Store) -> Scan:
             for stream in by_name(state)
         ],
         consumers=consumer_report(store, state=state),
+        label=store_label(list(paths.values())),
         labels=labels,
         spaces={name: space for name, space in spaces.items() if space is not None},
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from storage_core.sequences import SequenceSet
+
 ROW_COUNT_MAX = 20  # of a long list
 CLASSES = {  # of look.css, by state
     "current": "current",
@@ -149,8 +151,8 @@ def consumer_html(info: Mapping[str, Any]) -> str:
     )
 
 
-def check_html(report: Mapping[str, Any]) -> str:
-    """Return what a verify, scrub or repair found, and what became of it."""
+def check_html(report: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """Return what a verify, scrub or repair found, and what became of it. `labels`: what people call the volumes."""
     damage = report["damage"]
     lost = [f"{_range(span['first'], span['end'])} of {span['stream']}" for span in report.get("lost", ())]
     verdict = "something is wrong" if not report["ok"] else "all damage was repaired" if damage else "nothing is wrong"
@@ -165,15 +167,20 @@ def check_html(report: Mapping[str, Any]) -> str:
     made = facts("Checked", rows)
     if damage:
         columns = ("stream", "volume", "sequences", "what is wrong", "repaired")
+        places: dict[tuple[str, str, str, bool], list[tuple[int, int]]] = {}
+        for item in damage:  # blocks of one volume that lack their files are one row
+            volume = labels.get(item["volume"], item["volume"][:8])
+            key = (item["stream"], volume, item["reason"], item["repaired"])
+            places.setdefault(key, []).append((item["first"], item["end"]))
         listed = [
             (
-                item["stream"],
-                item["volume"],
-                _range(item["first"], item["end"]) if item["end"] else "metadata",
-                marked("damaged", item["reason"]),
-                "yes" if item["repaired"] else "no",
+                stream,
+                volume,
+                _some([_range(first, end) for first, end in SequenceSet.from_ranges(ranges).ranges()]) or "metadata",
+                marked("damaged", reason),
+                "yes" if repaired else "no",
             )
-            for item in damage
+            for (stream, volume, reason, repaired), ranges in places.items()
         ]
         made += listing("Damage", columns, listed)
     return made

@@ -2,7 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path, PosixPath, PurePath
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -161,3 +163,30 @@ def labels_of(paths: Sequence[str]) -> list[str]:
     while back < shortest - front and len({names[len(names) - 1 - back] for names in parts}) == 1:
         back += 1
     return ["/".join(names[front : len(names) - back]) or names[-1] for names in parts]
+
+
+def volume_labels(paths: Mapping[str, str]) -> dict[str, str]:
+    """Return what people call volumes, by their ids: what of their paths sets them apart, such as `disk-2`.
+
+    `paths`: by id. Two volumes have one path while one of them replaces the other; their labels have the id, too.
+    """
+    labels = labels_of(list(paths.values()))
+    counts = Counter(labels)
+    named = zip(paths, labels, strict=True)
+    return {volume: label if counts[label] == 1 else f"{label} ({volume[:8]})" for volume, label in named}
+
+
+def store_label(paths: Sequence[str]) -> str:
+    """Return a short name for a store, by the paths of its volumes: how all end, else the last folder that all share.
+
+    `shop` of /data/1/shop and /data/2/shop, and of /data/shop/disk-1 and /data/shop/disk-2. Volumes that share neither
+    are named one by one.
+    """
+    parts = [PurePath(path).parts for path in paths]
+    last = {names[-1] for names in parts if names}
+    if len(last) == 1:
+        return last.pop()
+    shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))]
+    if shared and not shared[-1].endswith((":", "/")):  # more than the root, or the scheme of a bucket
+        return shared[-1]
+    return ",".join(labels_of(paths))

@@ -12,6 +12,7 @@ checked of it instead.
 """
 
 import ast
+import html
 import json
 import os
 import re
@@ -642,6 +643,11 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
             r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\" >]+)", page.read_text()
         )
         assert fetched == [], page  # the site is whole without a network
+    quickstart = (tmp_path / "site" / "guide" / "quickstart.html").read_text()
+    copied = [html.unescape(text).splitlines() for text in re.findall(r'data-copy="([^"]*)"', quickstart)]
+    assert copied == [
+        re.findall(r"^\$ (.*)$", text, re.MULTILINE) for text in blocks(DOCS / "guide" / "quickstart.md", "console")
+    ]
     made_pages = {
         name: (tmp_path / "site" / "reference" / f"{name}.html").read_text() for name in ("commands", "python")
     }

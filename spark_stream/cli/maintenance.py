@@ -82,7 +82,7 @@ def repair(
         bool,
         typer.Option(
             "--accept-loss",
-            help="Declare lost what no volume at hand has, though a disk that is away may have it. With --execute: "
+            help="Declare lost what no volume at hand has, though a volume that is away may have it. With --execute: "
             "also give up what volumes that are not named, or most of them, have.",
         ),
     ] = False,
@@ -94,7 +94,7 @@ def repair(
         bool,
         typer.Option(
             "--discard-lost",
-            help="Give up for good what was declared lost or set aside: unlink its blocks, and wait for no disk.",
+            help="Give up for good what was declared lost or set aside: unlink its blocks, and wait for no volume.",
         ),
     ] = False,
     force: ForceOption = False,
@@ -278,7 +278,7 @@ def _discarding(store: "Store") -> str:
     parts = [
         f"{counted(blocks, 'block')} of lost messages",
         f"messages of other copies of the store in {counted(len(state.set_aside), 'place')}",
-        f"{counted(len(state.former), 'former disk')} that may come back",
+        f"{counted(len(state.former), 'former volume')} that may come back",
     ]
     return f"Give up {', '.join(parts)}, for good?"
 

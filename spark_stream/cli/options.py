@@ -237,11 +237,9 @@ def remedy_of(store: "Store") -> str:
 
 def volume_labels(store: "Store") -> dict[str, str]:
     """Return what people call the volumes, by their names: what of their paths sets them apart, such as `disk-2`."""
-    from storage_core.paths import labels_of
+    from storage_core.paths import volume_labels as labels_by_id
 
-    volumes = store.volumes()
-    labels = labels_of([str(volume.path) for volume in volumes])
-    return {volume.name: label for volume, label in zip(volumes, labels, strict=True)}
+    return labels_by_id({volume.name: str(volume.path) for volume in store.volumes()})
 
 
 def _foreign_advice(volumes: str) -> str:

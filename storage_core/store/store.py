@@ -23,7 +23,7 @@ from storage_core.errors import (
 from storage_core.metadata.commands import AddStream, EditStore
 from storage_core.metadata.config import StoreSettings, StreamConfig, given_keys
 from storage_core.metadata.stream_changes import new_config
-from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
+from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths, volume_labels
 from storage_core.quantities import check_flag, whole_number
 from storage_core.store import describe
 from storage_core.store.ensemble.metadata_client import MetadataClient
@@ -289,7 +289,7 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        return notebook.Info(operations.verify(self, progress, names_of(streams)), notebook.check_html)
+        return self._shown(operations.verify(self, progress, names_of(streams)))
 
     def compare(self, stream: str, progress: Callable[[int, int], None] | None = None) -> "Drift":
         """Return all copies of a stream side by side, message by message; reads every byte of them.
@@ -338,7 +338,7 @@ class Store(OpenStore):
         report = repairing.run(names, progress, take_back)
         with self.metadata.session(self.lock_timeout_s) as session:
             self.maintenance.journal(session)
-        return notebook.Info(report, notebook.check_html)
+        return self._shown(report)
 
     def read_set_aside(
         self, stream: str, columns: Sequence[str] | None = None, on_data_loss: str = "fail"
@@ -379,7 +379,7 @@ class Store(OpenStore):
 
         scrubbing = Scrub(self.metadata, self._env, self.lock_timeout_s, self.read_only)
         report = scrubbing.run(progress, limit_bytes, rate_bytes_per_s, self._known(streams))
-        return notebook.Info(report, notebook.check_html)
+        return self._shown(report)
 
     def compact(
         self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -459,6 +459,11 @@ class Store(OpenStore):
     def step_down(self) -> None:
         """Give up the term and open a new one. All volumes are led by whoever writes, so no other host takes over."""
         self._membership().step_down()
+
+    def _shown(self, report: Mapping[str, Any]) -> notebook.Info:
+        """Return what a check found, in whose table a notebook shows volumes by their labels."""
+        labels = volume_labels({volume.name: str(volume.path) for volume in self.volumes()})
+        return notebook.Info(report, lambda values: notebook.check_html(values, labels))
 
     def _known(self, streams: Sequence[str] | None) -> list[str] | None:
         """Return the names, None for all. Raises NotFoundError for a stream that there is not."""

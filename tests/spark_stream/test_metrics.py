@@ -24,6 +24,7 @@ from spark_stream.metrics import (
     write_textfile,
 )
 from storage_core import Store
+from storage_core.paths import store_label
 
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -60,7 +61,7 @@ def value(found: Found, name: str, **labels: str) -> float:
 
 def test_streams_and_consumers_are_as_their_info_says(store: Store) -> None:
     found = scraped(store.paths)
-    stream = {"stream": "ORDERS", "store": store.id.hex()}
+    stream = {"stream": "ORDERS", "store": store_label(store.paths)}
     assert value(found, "jstream_stream_first_sequence", **stream) == 1
     assert value(found, "jstream_stream_last_sequence", **stream) == 5
     assert value(found, "jstream_stream_messages", **stream) == 5
@@ -83,8 +84,8 @@ def test_one_volume_leads_and_every_copy_is_in_one_state(store: Store) -> None:
     found = scraped(store.paths)
     cluster = store.cluster_info()
     for volume in cluster["volumes"]:
-        name = volume["name"]
-        assert value(found, "jstream_leader", volume=name) == (name == cluster["leader"])
+        name = Path(volume["path"]).name
+        assert value(found, "jstream_leader", volume=name) == (volume["name"] == cluster["leader"])
         assert value(found, "jstream_volume_state", volume=name, state="current") == 1
         assert value(found, "jstream_volume_state", volume=name, state="damaged") == 0
         assert value(found, "jstream_volume_bytes", volume=name) == volume["bytes"]
@@ -95,9 +96,25 @@ def test_one_volume_leads_and_every_copy_is_in_one_state(store: Store) -> None:
     assert value(found, "jstream_index") == cluster["index"]
 
 
+def test_a_store_has_its_name_and_no_id_but_in_jstream_info(store: Store) -> None:
+    text = exposition([StoreCollector([store.paths[1]])])  # any volume leads to the name
+    ids = [store.id.hex(), *(volume["name"] for volume in store.cluster_info()["volumes"])]
+    named = [line for line in text.splitlines() if any(word in line for word in ids)]
+    assert named == [f'jstream_info{{id="{store.id.hex()}",store="{Path(store.paths[0]).parent.name}"}} 1.0']
+
+
+def test_stores_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    places = [tmp_path / town / "shop" for town in ("rome", "oslo")]
+    for place in places:
+        place.parent.mkdir()
+        Store.create(place).close()
+    found = scraped(*places)
+    assert [value(found, "jstream_term", store=str(place)) for place in places] == [1, 1]
+
+
 def test_damaged_copy_is_seen_at_the_next_look(store: Store) -> None:
     collector = StoreCollector([store.paths])
-    name = store.cluster_info()["volumes"][1]["name"]
+    name = Path(store.paths[1]).name
     assert value(parsed(exposition([collector])), "jstream_replica_missing_blocks", volume=name) == 0
     (block,) = Path(store.paths[1]).rglob("*.blk")
     block.unlink()
@@ -126,7 +143,7 @@ def test_store_that_is_gone_is_down_and_up_again_when_it_is_back(store: Store, t
     (tmp_path / "away").rename(tmp_path / "other")
     found = parsed(exposition([collector]))
     assert value(found, "jstream_up", path=str(tmp_path / "other")) == 1
-    assert value(found, "jstream_stream_messages", store=other.id.hex(), stream="ORDERS") == 0
+    assert value(found, "jstream_stream_messages", store="other", stream="ORDERS") == 0
 
 
 def test_every_metric_is_described_and_none_is_missing(store: Store) -> None:
@@ -154,7 +171,7 @@ def test_a_volume_that_is_away_is_one_problem(store: Store) -> None:
 def test_what_is_on_the_disks_is_told_by_kind_and_follows_a_purge(store: Store) -> None:
     def sizes(kind: str) -> list[float]:
         found = scraped(store.paths)
-        names = [volume["name"] for volume in store.cluster_info()["volumes"]]
+        names = [Path(path).name for path in store.paths]
         return [value(found, "jstream_volume_disk_bytes", volume=name, kind=kind) for name in names]
 
     def on_disk(folder: str) -> list[int]:

@@ -57,12 +57,26 @@ def test_a_store_that_is_broken_says_so_and_nothing_of_it_becomes_markup(tmp_pat
             assert "missing" in shown(value).boxes
         found = store.scrub()
         assert shown(found).boxes.count("damaged") == 1 + len(found["damage"])
+        ids = [volume["name"] for volume in store.cluster_info()["volumes"]]
+        assert "disk-3" in shown(found).text and not any(volume in shown(found).text for volume in ids)
         assert json.loads(json.dumps(found)) == found
         drift = store.compare("ORDERS")
         assert shown(drift).boxes.count("damaged") == 2 and drift.verdict() in shown(drift).text
         assert "all damage was repaired" in shown(store.repair()).text
         assert "nothing is wrong" in shown(store.verify()).text
         assert HOSTILE.replace("/", "") in shown(store).text
+
+
+def test_blocks_that_lack_their_files_are_one_row_for_each_volume(tmp_path: Path) -> None:
+    with Store.create([tmp_path / name for name in ("disk-1", "disk-2", "disk-3")]) as store:
+        stream = store.add_stream({"name": "ORDERS", "block_max_msgs": 10})
+        stream.append([{"data": b"x"}] * 300)
+        for block in (tmp_path / "disk-2").rglob("*.blk"):
+            block.unlink()
+        found = store.verify()
+        assert len(found["damage"]) == 30
+        markup = shown(found)
+        assert markup.boxes.count("damaged") == 2 and "disk-21 to 300the file is missing" in markup.text
 
 
 def test_a_run_of_a_pipeline_says_how_it_ended() -> None:

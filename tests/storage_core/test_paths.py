@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.paths import OBJECT_SCHEMES, labels_of, local_path, resolve_paths
+from storage_core.paths import OBJECT_SCHEMES, labels_of, local_path, resolve_paths, store_label, volume_labels
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,23 @@ def test_a_nul_character_is_refused() -> None:
 )
 def test_copies_are_called_by_what_tells_their_paths_apart(paths: list[str], labels: list[str]) -> None:
     assert labels_of(paths) == labels
+
+
+@pytest.mark.parametrize(
+    ("paths", "label"),
+    [
+        (["/data/shop"], "shop"),
+        (["/data/1/shop", "/data/2/shop", "/data/3/shop"], "shop"),
+        (["/data/shop/disk-1", "/data/shop/disk-2", "/data/shop/disk-3"], "shop"),
+        (["s3://a/shop", "s3://b/shop", "s3://c/shop"], "shop"),
+        (["s3://a", "s3://b", "s3://c"], "a,b,c"),
+        (["/a", "/b", "/c"], "a,b,c"),
+    ],
+)
+def test_a_store_is_called_by_what_its_volumes_share(paths: list[str], label: str) -> None:
+    assert store_label(paths) == label
+
+
+def test_two_volumes_at_one_path_are_told_apart_by_their_ids() -> None:
+    labels = volume_labels({"aaaaaaaa00": "/a/disk-1", "bbbbbbbb00": "/a/disk-2", "cccccccc00": "/a/disk-2"})
+    assert list(labels.values()) == ["disk-1", "disk-2 (bbbbbbbb)", "disk-2 (cccccccc)"]

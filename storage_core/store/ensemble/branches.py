@@ -93,7 +93,7 @@ def _foreign_by_their_word(
     for lost in (_has_lost, _ends_below):
         foreign = {
             branch.volume_id: f"{branch.name}: by its metadata log a majority of the volumes had entries that none of "
-            "them has: the disk is of another copy of the store"
+            "them has: the volume is of another copy of the store"
             for branch in branches
             if sum(lost(other, branch) for other in branches if other.volume_id in voting and other is not branch)
             >= needed
@@ -144,7 +144,7 @@ def foreign_reason(name: str, index: int, voter_count: int) -> str:
         return f"{name}: entry {index} of the metadata log is not the one that was committed (the hash chains differ)"
     return (
         f"{name}: entry {index} of its metadata log is of another history than that of the majority of the volumes "
-        "(the hash chains differ): the disk is of another copy of the store"
+        "(the hash chains differ): the volume is of another copy of the store"
     )
 
 

@@ -28,9 +28,14 @@ COME_BACK = (
 )
 
 
+def medium(path: object) -> str:
+    """Return what a volume is on: a disk or a bucket."""
+    return "bucket" if is_in_object_store(str(path)) else "disk"
+
+
 def bring_back(path: object) -> str:
-    """Return what somebody does who brings a volume back."""
-    return "make its bucket answer again" if is_in_object_store(str(path)) else "mount the disk"
+    """Return what brings a volume back."""
+    return "make its bucket answer again" if medium(path) == "bucket" else "mount the disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def former(state: StoreState, stream: StreamState, committed_ns: int) -> Iterato
         is_placed = disk.volume_id in stream.placement or state.voter(disk.volume_id) is None
         if is_placed and committed_ns <= disk.gone_ns:
             until = f"{rfc3339(disk.gone_ns)[:19]}Z, and was replaced"
-            reason = f"the disk that was volume {disk.volume_id.hex()[:8]} there until {until}"
+            reason = f"the {medium(disk.path)} that was a volume there until {until}"
             yield LossPlace(disk.volume_id, disk.path, reason)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from storage_core import Store
+from storage_core.paths import store_label
 from storage_core.store.stream import Stream
 
 
@@ -385,7 +386,7 @@ def test_what_was_removed_before_it_was_acknowledged_is_skipped_wherever_one_loo
     info = json.loads(jstream.done("consumer", "info", "ORDERS", "warehouse", "--json"))
     (row,) = json.loads(jstream.done("consumer", "report", "--json"))
     assert (info["num_skipped"], row["num_skipped"]) == (3, 3)
-    assert f'consumer="warehouse",store="{store.id.hex()}",stream="ORDERS"}} 3.0' in "".join(
+    assert f'consumer="warehouse",store="{store_label(store.paths)}",stream="ORDERS"}} 3.0' in "".join(
         line for line in jstream.done("metrics").splitlines() if line.startswith("jstream_consumer_skipped{")
     )
     (event,) = json.loads(jstream.done("events", "--kind", "consumer_skipped", "--json"))

@@ -9,6 +9,7 @@ from harness.block_places import flip
 
 from storage_core import Store
 from storage_core.errors import StoreBusyError
+from storage_core.paths import store_label
 
 
 def states_of(trio) -> list[str]:
@@ -185,7 +186,7 @@ def test_one_process_watches_and_sigterm_ends_it(trio, replicated, tmp_path) -> 
     with trio.start(*watch) as watching:
         assert watching.stderr.readline() == b"maintenance is done\n"
         assert "jstream_maintain_last_run_success{" in textfile.read_text()
-        assert f'jstream_pending_delete_blocks{{store="{replicated.id.hex()}"}} 0.0' in textfile.read_text()
+        assert f'jstream_pending_delete_blocks{{store="{store_label(replicated.paths)}"}} 0.0' in textfile.read_text()
         second = trio("maintain", "--watch")
         assert second.code == 1 and "[JSTREAM_STORE_BUSY]" in second.err
         assert f"process {watching.pid} on " in second.err

@@ -11,7 +11,7 @@ from storage_core import Store
 
 def test_metrics_are_printed_for_people_and_pipes(jstream: Any, orders: Store) -> None:
     out = jstream.done("metrics")
-    assert f'jstream_stream_last_sequence{{store="{orders.id.hex()}",stream="ORDERS"}} ' in out
+    assert f'jstream_stream_last_sequence{{store="{Path(orders.paths[0]).name}",stream="ORDERS"}} ' in out
     assert f'jstream_up{{path="{orders.paths[0]}"}} 1.0' in out
 
 
