@@ -356,6 +356,12 @@ NOT_RUN = [
     ),
     NotRun(
         "docs/guide/object-stores.md",
+        "mkdir -p buckets",
+        "needs a free port; tests/spark_stream/cli/test_object_stores.py runs it on another one",
+        is_shell,
+    ),
+    NotRun(
+        "docs/guide/object-stores.md",
         "checkpoint = ",
         "needs S3A; tests/spark_stream/pipelines/test_state.py has a checkpoint in a bucket",
         begins_a_pipeline,

@@ -25,13 +25,17 @@ def code_cells(name: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[KernelManager]:
-    """One kernel for all notebooks: each makes a session of its own, but starting the JVM again would take longer.
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
+    """One kernel for all notebooks, started far from this repository: each makes a session of its own, but starting the
+    JVM again would take longer.
 
     That JVM compiles quickly rather than well, since whatever runs here runs once.
     """
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(FOLDER), env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"})
+    manager.start_kernel(
+        cwd=str(tmp_path_factory.mktemp("elsewhere")),
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+    )
     yield manager
     manager.shutdown_kernel(now=True)
 

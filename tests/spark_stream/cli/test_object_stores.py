@@ -1,6 +1,12 @@
 """Commands on volumes in object stores: their settings, and what is refused there so far."""
 
 import json
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +15,9 @@ from typer.testing import CliRunner
 
 from spark_stream.cli.app import app
 from storage_core import Store
+from storage_core.store.volume import object_probe
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "object-stores.md"
 
 
 def words_of(options: dict[str, str]) -> list[str]:
@@ -73,3 +82,33 @@ def test_pipeline_takes_its_settings_from_the_command_as_from_the_environment(
     found = json.loads(status.stdout)
     assert found["running"] is None and found["streams"][0]["lag"] == 3
     assert SECRET not in checked.output + status.output
+
+
+def test_the_buckets_of_a_laptop_are_those_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(object_probe, "PATIENCE_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    recipe = re.search(r"^```\n(mkdir .*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    assert recipe is not None and "9000" in recipe[1]
+    make_buckets, start, *others = recipe[1].replace("9000", str(port)).splitlines()
+    subprocess.run(make_buckets, shell=True, check=True)
+    server = subprocess.Popen(shlex.split(start.partition(" >")[0]), stderr=subprocess.PIPE)
+    try:
+        assert server.stderr is not None
+        assert any(str(port).encode() in line for line in server.stderr)  # it listens
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # it writes a line per request
+        for line in others:
+            verb, *words = shlex.split(line, comments=True)
+            if verb == "export":
+                for name, _, value in (word.partition("=") for word in words):
+                    monkeypatch.setenv(name, value)
+            elif verb == "rm":
+                shutil.rmtree(words[-1])
+            else:
+                outcome = CliRunner().invoke(app, words)
+                assert outcome.exit_code == 0, (line, outcome.output)
+        assert "all repaired" in outcome.output
+    finally:
+        server.kill()
+        server.wait(60)
