@@ -8,7 +8,7 @@ checked of it instead.
                 code that its comment ends with
     text        here: what the page's Python prints, in this order
     console     tests/spark_stream/cli/test_guide.py, which compares what is printed
-    sh, toml, py and json of the pages OF_PIPELINES: tests/spark_stream/pipelines/test_guide.py
+    sh, toml, py, text and json of OF_PIPELINES: tests/spark_stream/pipelines/test_guide.py
 """
 
 import ast
@@ -45,12 +45,8 @@ ALL_PAGES = sorted({*PAGES, *DOCS.rglob("*.md"), *ROOT.glob("*.md")})
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 EXIT_CODE = re.compile(r"#.*\bexit code (\d+)(?=$|:)")
-OF_PIPELINES = (
-    "etl.md",
-    "windows.md",
-    "dead-letters.md",
-    "scheduling.md",
-)  # run by tests/spark_stream/pipelines/test_guide.py
+# Run by tests/spark_stream/pipelines/test_guide.py.
+OF_PIPELINES = ("etl.md", "first-hour.md", "windows.md", "dead-letters.md", "scheduling.md")
 DATA = ROOT / "tests" / "data"
 # What the examples find in their folder: stores of other servers.
 SERVERS = {
@@ -192,12 +188,20 @@ def test_pipeline_files_of_the_pages_are_pipelines(tmp_path: Path, monkeypatch: 
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     pipelines = [load_pipeline(tmp_path / name, "shop") for name in files if name.endswith(".toml")]
-    assert {one.name for one in pipelines} == {"countries", "gross", "orders", "sales", "shop"}
+    assert {one.name for one in pipelines} == {"countries", "gross", "hours", "orders", "sales", "shop"}
 
 
 def test_json_of_the_pages_is_json() -> None:
     found = [json.loads(text) for page in PAGES for text in blocks(page, "json")]
     assert len(found) == 1
+
+
+def test_the_landing_page_shows_what_the_readme_runs_and_the_version() -> None:
+    page = (DOCS / "index.md").read_text()
+    shown, readme = blocks(DOCS / "index.md", "python", "text"), blocks(ROOT / "README.md", "python", "text")
+    assert shown == readme[:2]
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None and f"Version {version[1]} " in page and "pip install" in page and "s3://" in page
 
 
 # --- what is not run, and what is checked of it instead ---
@@ -438,7 +442,7 @@ def not_run(page: Path, text: str) -> list[NotRun]:
 
 def is_run(page: Path, kind: str) -> bool:
     if kind == "text":
-        return bool(blocks(page, "python"))
+        return page.name in OF_PIPELINES or bool(blocks(page, "python"))
     if kind in ("python", "console"):
         return page.name != "README.md" or kind == "python"
     if page.name in OF_PIPELINES:
