@@ -386,7 +386,7 @@ def test_server_that_asks_all_racers_to_try_again_now_and_then_is_no_wrong_one(
     faults.judge = judge
     made(buckets[:1], options).stream("ORDERS").append(rows(1))
     faults.judge = lambda verb, address: "409 ConditionalRequestConflict" if verb == "PUT" else ""
-    with pytest.raises(UnsuitableFileSystemError, match="nobody succeeded"):
+    with pytest.raises(UnsuitableFileSystemError, match="none succeeded"):
         Store.create(buckets[1], storage_options=options)
 
 

@@ -191,5 +191,5 @@ def test_too_many_open_files_by_the_kernel_s_own_limit(tmp_path: Path) -> None:
 def test_the_classes_of_errors_do_not_overlap_where_they_must_not() -> None:
     assert not set(OF_PROCESS) & {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT}
     assert str(ProcessError("/a", errno.EMFILE, "raise it")) == f"/a: {os.strerror(errno.EMFILE)}: this process " + (
-        "cannot go on: raise it"
+        "cannot continue: raise it"
     )

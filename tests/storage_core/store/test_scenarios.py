@@ -63,7 +63,7 @@ def test_13_a_batch_of_unknown_outcome_is_sent_again_and_stored_once() -> None:
     batch = WriterBatch("loader", "1")
     with pytest.raises(OutcomeUnknownError):
         put(stream, b"one", b"two", writer=batch)
-    with pytest.raises(VolumeFailedError, match="open anew"):
+    with pytest.raises(VolumeFailedError, match="no longer written"):
         put(stream, b"one", b"two", writer=batch)
     assert seen_in_stream(stream).last_sequence in (1, 3)  # it goes on reading
     again = machine.open().stream("orders")

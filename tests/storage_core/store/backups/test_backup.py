@@ -189,7 +189,7 @@ def test_a_process_that_had_the_store_open_is_told_that_another_one_is_there(tmp
     shutil.rmtree(tmp_path / "volume")
     Store.restore(tmp_path / "backup", [tmp_path / "volume"])
     for _ in range(2):
-        with pytest.raises(NotAStoreError, match="restored or made anew: open it again"):
+        with pytest.raises(NotAStoreError, match="restored or created again: open it again"):
             store.stream("S").publish("S", b"2")
     assert Store.open(tmp_path / "volume").stream("S").last_sequence == 1
 

@@ -112,7 +112,7 @@ def test_a_query_without_a_checkpoint_goes_on_where_its_consumer_stands(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     at = begin(machine, Start(1))
-    assert "goes on from consumer" not in caplog.text
+    assert "resumes from consumer" not in caplog.text
     acknowledge(machine, read_on(machine, at, 8))
     assert begin(machine, Start(1)).position.next_sequence == 8
     assert "stream orders: a query without a checkpoint resumes from consumer etl, at sequence 8" in caplog.text

@@ -166,7 +166,7 @@ def test_the_only_volume_is_written_again_after_a_repair_has_read_it_anew(tmp_pa
         with pytest.raises(StorageError):
             store.stream("S").publish("s.a", b"maybe")
         broken[0] = False
-        with pytest.raises(StorageError, match="not written any more"):
+        with pytest.raises(StorageError, match="no longer written"):
             store.stream("S").publish("s.a", b"no")
         assert contents(store)[:MESSAGES] == EXPECTED, "read-only meanwhile"
         assert store.repair()["ok"]
