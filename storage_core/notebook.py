@@ -67,7 +67,7 @@ def facts(title: str, rows: Sequence[tuple[str, str | Iterable[str]]]) -> str:
     return _table(title, body)
 
 
-def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Sequence[str]]]) -> str:
     """Return a table of many things, a row each: the first ROW_COUNT_MAX, and how many there are."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_lines(value)}</td>' for value in row)}</tr>" for row in rows[:ROW_COUNT_MAX])
@@ -176,7 +176,7 @@ def check_html(report: Mapping[str, Any], labels: Mapping[str, str]) -> str:
             (
                 stream,
                 volume,
-                _some([_range(first, end) for first, end in SequenceSet.from_ranges(ranges).ranges()]) or "metadata",
+                _some([_range(first, end) for first, end in SequenceSet.from_ranges(ranges).ranges()]) or ["metadata"],
                 marked("damaged", reason),
                 "yes" if repaired else "no",
             )

@@ -186,7 +186,8 @@ def store_label(paths: Sequence[str]) -> str:
     last = {names[-1] for names in parts if names}
     if len(last) == 1:
         return last.pop()
-    shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))]
+    columns = zip(*parts, strict=False)
+    shared: list[str] = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]
     if shared and not shared[-1].endswith((":", "/")):  # more than the root, or the scheme of a bucket
         return shared[-1]
     return ",".join(labels_of(paths))
