@@ -187,7 +187,10 @@ class Backfill:
         if with_letters:
             parsed = self._without_known_letters(parsed)
         identity = self._wanted.identity(self._pipeline.name)
-        counts = store_batch(self._prepared, parsed, identity, with_letters, lambda text: self._state.check())
+        comes_again = any("done" not in before for before in self._before if before["ranges"] == self._wanted.to_json())
+        counts = store_batch(
+            self._prepared, parsed, identity, with_letters, lambda text: self._state.check(), comes_again
+        )
         self.summary.add_batch(*counts)
         first = {name: bounds[0] for name, bounds in self._wanted.ranges.items()}
         self.summary.cover(first, {name: bounds[1] for name, bounds in self._wanted.ranges.items()})

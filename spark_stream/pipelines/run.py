@@ -53,7 +53,7 @@ from spark_stream.pipelines.errors import CheckpointLostError, DefinitionError, 
 from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, explain, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
-from spark_stream.pipelines.sinks import write_dead_letters, write_rows
+from spark_stream.pipelines.sinks import check_same_letters, write_dead_letters, write_rows
 from spark_stream.pipelines.source import ends_of, read_stream, streams_of
 from spark_stream.pipelines.state import PipelineState, first_offsets, read_checkpoint, sequences_of
 from spark_stream.pipelines.summary import Summary
@@ -200,6 +200,8 @@ class Run:
         self._beginnings = Beginnings(state, prepared.pipeline)
         self._report: Reporter = lambda text: None
         self._streams: dict[str, StreamState] = {}  # of the source, when the run began
+        offsets = state.offsets()
+        self._open_batch = offsets.batch_planned if offsets is not None else -1  # the newest, if it is not finished
 
     def execute(self, stop: Stop, watch: Watcher = lambda progress: None, report: Reporter = lambda text: None) -> None:
         """Run until everything is read (available-now), or until `stop`. Raises RunFailedError, CheckpointLostError."""
@@ -318,7 +320,8 @@ class Run:
                 self._state.check()
                 self._report(f"batch {number}: {text}")
 
-            self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters, step)
+            comes_again = number == self._open_batch
+            self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters, step, comes_again)
         except Exception as error:
             self._failure = error
             raise
@@ -477,10 +480,12 @@ def store_batch(
     identity: Identity,
     with_letters: bool,
     step: Reporter = lambda text: None,
+    comes_again: bool = False,
 ) -> tuple[int, int, int]:
     """Store parsed messages and their dead letters under one identity; return the counts of in, out and dead.
 
-    `step` hears of each step before it is made, and ends the batch with what it raises.
+    `comes_again`: a run may have been killed within this batch. `step` hears of each step before it is made, and ends
+    the batch with what it raises.
     """
     pipeline = prepared.pipeline
     parsed = (parsed if with_letters else refuse_bad(parsed)).persist()  # used several times, and read once
@@ -488,6 +493,8 @@ def store_batch(
         step("reading and parsing")
         counted = parsed.agg(F.count(F.lit(1)), F.count(REASON)).first()
         assert counted is not None
+        if with_letters and comes_again:
+            check_same_letters(pipeline, identity, counted[1])
         step(f"transforming {counted[0]:,} messages")
         rows = prepared.rows(parsed)
         row_count = rows.count()

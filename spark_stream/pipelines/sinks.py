@@ -15,6 +15,7 @@ from datasource.settings import LOCK_TIMEOUT_S
 from datasource.store_opening import open_store
 from spark_stream.look.terminal import print_table
 from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, Pipeline, Sink
+from spark_stream.pipelines.errors import RunFailedError
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.letters import as_letters
 from spark_stream.pipelines.payload import DATA
@@ -111,6 +112,26 @@ def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -
         any_content = not pipeline.source.fails_on_data_loss
         writer = WriterBatch(identity.app, str(identity.number), any_content=any_content)
         store.stream(letters.stream).append(made.toArrow(), writer)
+
+
+def check_same_letters(pipeline: Pipeline, identity: Identity, count: int) -> None:
+    """Raise RunFailedError if a batch that comes again has put another number of messages among the dead letters.
+
+    The pipeline parses otherwise since: what is a letter now may be a row then, and the other way round.
+    """
+    letters, identity = pipeline.dead_letters, identity.of_dead_letters()
+    if letters is None or not pipeline.source.fails_on_data_loss:
+        return
+    with open_store(letters.volumes, LOCK_TIMEOUT_S, read_only=True) as store:
+        writer = store.stream_state(letters.stream).writers.get(identity.app)
+    batch = writer.find(str(identity.number)) if writer is not None else None
+    stored = batch.end - batch.first if batch is not None else count
+    if stored != count:
+        raise RunFailedError(
+            f"batch {identity.number} is not finished, and has stored {stored:,} dead letters, where it has {count:,} "
+            "now: [payload] has changed since. Change it back, and run once more; then change it, and `jstream etl "
+            "replay` takes the letters"
+        )
 
 
 def _print(rows: DataFrame, sink: Sink, identity: Identity) -> None:

@@ -218,7 +218,16 @@ def test_a_replay_that_could_store_twice_is_refused(active) -> None:
     etl.run()
     etl.forget_commit()
     assert "batch 0 of the pipeline is not finished" in etl.fail(verb="replay")
+    change(etl, "amount INT", "amount DOUBLE")
+    etl.run()
+    etl.say(b'{"id": "o1", "amount": "x"}')
+    etl.run()
+    etl.forget_commit()
+    change(etl, "amount DOUBLE", "amount STRING")
+    assert "has stored 1 dead letters, where it has 0 now: [payload] has changed since" in etl.fail()
+    change(etl, "amount STRING", "amount DOUBLE")
     assert etl.run()["rows_dead"] == 1
+    assert stored(etl) == []
     with PipelineState(str(etl.folder / "checkpoint")).lock("test"):
         assert "is held by test" in etl.fail(verb="replay")
         assert etl.run("--if-running", "skip", verb="replay")["skipped"]
