@@ -146,7 +146,7 @@ def metrics_page() -> Iterator[str]:
 def events_page() -> Iterator[str]:
     yield "# Events\n"
     yield (
-        "The kinds of events that `jstream events` shows. A *fact* is told each time, a *condition* once, until an "
+        "The kinds of events that `jstream events` shows. A *fact* is recorded each time, a *condition* once, until an "
         "*end* about the same volume, copy, stream or consumer. `count` says how often a cause came back. "
         "`jstream check --events-since` warns of a *problem*.\n"
     )

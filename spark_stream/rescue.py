@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]  # gets what is done, and how much there i
 def open(paths: Paths, layout: str = "", **options: Any) -> ForeignStore:
     """Open what a server of NATS JetStream or NATS Streaming left behind: the directories of its nodes.
 
-    `layout` is `nats` or `stan`; without it the directories are looked at. `options`: `account`, `encryption_key`,
+    `layout` is `nats` or `stan`; without it, the directories show which. `options`: `account`, `encryption_key`,
     `truncate_bad_eof`, `no_crc`, as the options of the data source. Raises NotAStoreError, CorruptionError.
     """
     resolved = resolve_paths(paths)

@@ -497,7 +497,7 @@ def test_commands_named_in_the_text_are_commands() -> None:
     wrong = []
     for page, span in commands_in_lines():
         words = [word for word in span.split()[1:] if word != "..."]
-        if words[0] in ("VERB", "--help") or words[0].isupper():
+        if words[0] in ("VERB", "--help", "--version") or words[0].isupper():
             continue
         try:
             command, _ = find_command(words)

@@ -348,7 +348,7 @@ def remove_messages(
     take_over: TakeOverOption = False,
     store: StoreOption = "",
 ) -> None:
-    """Remove single messages. Exit code 1 if some of them were not there."""
+    """Remove single messages. Exit code 1 if some of them do not exist."""
     require_consent_possible("stream rmm", force)
     wanted = sorted(set(sequences))
     with open_store(store, take_over=take_over) as opened:

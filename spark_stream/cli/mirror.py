@@ -94,7 +94,7 @@ def mirror(
 ) -> None:
     """Mirror a stream of running NATS servers: same sequences, times, headers and consumers.
 
-    Run again, it goes on. Exit code 3 if the source was made again, went back, or has other messages now.
+    Run again, it resumes. Exit code 3 if the source was made again, went back, or has other messages now.
     """
     login = {"context": context, "creds": creds, "nkey": nkey, "user": user}
     login |= {"ca": ca, "cert": cert, "key": key, "domain": domain}

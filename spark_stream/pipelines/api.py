@@ -28,9 +28,10 @@ def run_pipeline(
 ) -> Summary:
     """Run the pipeline that a file describes; return what it did.
 
-    Everything that is in the stream now is read, then it ends; `continuous` goes on until `stop.ask(reason)`, called by
-    another thread. `store`: volumes, where the file names none. `watch` hears of each finished batch. It runs in the
-    active Spark session, else in one of its own. `new_checkpoint` and `take_over` are those of `jstream etl run`.
+    The run ends when everything that is in the stream now is read; with `continuous`, when another thread calls
+    `stop.ask(reason)`. `store`: volumes, where the file names none. `watch` is called after each finished batch. The
+    run takes the active Spark session, else one of its own. `new_checkpoint` and `take_over` are those of `jstream
+    etl run`.
 
     Raises DefinitionError (the file), CheckpointHeldError (another run has the checkpoint), CheckpointLostError
     (another run has taken it over), CheckpointError, RunFailedError (the query), StorageError.

@@ -285,7 +285,7 @@ class Store(OpenStore):
     ) -> dict[str, Any]:
         """Read and check every block of these streams (None: all), and the metadata; return what was found.
 
-        `progress` hears (blocks done, blocks in all). The result has ok, checked_blocks and damage.
+        `progress` gets (blocks done, blocks in all). The result has ok, checked_blocks and damage.
         """
         from storage_core.store import operations
 
@@ -294,7 +294,7 @@ class Store(OpenStore):
     def compare(self, stream: str, progress: Callable[[int, int], None] | None = None) -> "Drift":
         """Return all copies of a stream side by side, message by message; reads every byte of them.
 
-        `progress` hears (copies of blocks done, copies in all). Raises NotFoundError.
+        `progress` gets (copies of blocks done, copies in all). Raises NotFoundError.
         """
         from storage_core.store.replicas import side_by_side
 
@@ -311,8 +311,8 @@ class Store(OpenStore):
     ) -> dict[str, Any]:
         """Bring everything back to current that can be, and declare lost what nothing has any more.
 
-        Volumes that are blank, missing, retired or damaged get their metadata anew, then every copy of every block of
-        these streams (None: all) is read, and bad ones are replaced by good ones. `progress` hears (copies done, copies
+        Volumes that are blank, missing, retired or damaged get new metadata, then every copy of every block of
+        these streams (None: all) is read, and bad ones are replaced by good ones. `progress` gets (copies done, copies
         in all).
 
         Messages that no volume at hand has are not lost while a volume is away, or a disk may come back whose place
@@ -370,10 +370,10 @@ class Store(OpenStore):
         rate_bytes_per_s: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Any]:
-        """Read and check the next portion of all copies, at most about `limit_bytes` of them; go on there next time.
+        """Read and check the next portion of all copies, at most about `limit_bytes`; the next call resumes there.
 
-        Damage is written down, and left to be repaired by maintenance and `repair`. `progress` hears (copies done,
-        copies in all). Returns ok, checked_blocks, damage and done (the end was reached: the next one begins anew).
+        Damage is written down, and left to be repaired by maintenance and `repair`. `progress` gets (copies done,
+        copies in all). Returns ok, checked_blocks, damage and done (the end was reached: the next call starts over).
         """
         from storage_core.store.replicas.scrub import Scrub
 
@@ -387,7 +387,7 @@ class Store(OpenStore):
         """Merge small neighbouring blocks of these streams (None: all) into as few as their configuration allows.
 
         No message and no sequence changes, and readers notice nothing. Takes the lock for each commit alone. `progress`
-        hears (blocks done, blocks in all). Returns runs, blocks and bytes that were merged, and unreadable: what has to
+        gets (blocks done, blocks in all). Returns runs, blocks and bytes that were merged, and unreadable: what has to
         be repaired first.
         """
         from storage_core.store.maintenance.merging import COMPACTING
@@ -396,7 +396,7 @@ class Store(OpenStore):
         return self.compaction(COMPACTING).run(names, progress)
 
     def compaction(self, policy: "MergePolicy") -> "Compaction":
-        """Return what merges blocks, for whoever carries out its tasks elsewhere. Raises ReadOnlyError."""
+        """Return what merges blocks, for callers that run its tasks elsewhere. Raises ReadOnlyError."""
         from storage_core.store.maintenance.compaction import Compaction
 
         if self.read_only:
@@ -434,8 +434,8 @@ class Store(OpenStore):
     def add_volumes(self, paths: Paths) -> None:
         """Add volumes, two at a time, on empty or missing directories. Streams keep the replicas that they have.
 
-        Ended anywhere, the same call, `repair` or `maintain` goes on. Raises ValueError (number of volumes, one that is
-        the store's already), AlreadyExistsError (a directory that is not empty), RequirementError (another change is
+        If it is interrupted, the same call, `repair` or `maintain` resumes it. Raises ValueError (number of volumes, a
+        volume of this store), AlreadyExistsError (a directory that is not empty), RequirementError (another change is
         under way, a volume takes no part).
         """
         self._membership().add(check_apart(resolve_paths(paths)))
@@ -457,7 +457,7 @@ class Store(OpenStore):
         self._membership().replace(name, resolved)
 
     def step_down(self) -> None:
-        """Give up the term and open a new one. All volumes are led by whoever writes, so no other host takes over."""
+        """Start a new term: the next writer reads every volume again. No other host takes over."""
         self._membership().step_down()
 
     def _shown(self, report: Mapping[str, Any]) -> notebook.Info:
@@ -483,9 +483,9 @@ class Store(OpenStore):
         streams: Sequence[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Any]:
-        """Back up the store, or these streams, as they are now, into a directory that is empty or not there yet.
+        """Back up the store, or these streams, as they are now, into a new or empty directory.
 
-        An unfinished backup there is gone on with. `progress` hears (blocks done, blocks in all). Returns what is in
+        An unfinished backup there is resumed. `progress` gets (blocks done, blocks in all). Returns what is in
         it. Raises what backup.backup does.
         """
         from storage_core.store.backups import backup
@@ -501,7 +501,7 @@ class Store(OpenStore):
         env: Environment = REAL,
         storage_options: Mapping[str, Any] | None = None,
     ) -> "Store":
-        """Make a store of a backup on one, three or five directories that are empty or not there yet, and open it.
+        """Make a store of a backup on one, three or five new or empty directories, and open it.
 
         They may be prefixes in object stores that hold nothing. Raises what restore.restore_store does; then nothing
         was made.

@@ -370,7 +370,7 @@ class Consumer(ConsumerPosition):
         return self._store.together(job)
 
     def pause(self, seconds: float) -> None:
-        """Hand out nothing for so long, to nobody. Acknowledging goes on."""
+        """Pause: hand out nothing for so long. Acknowledgements still count."""
         span_ns = nanoseconds("seconds", seconds)
         if not span_ns:
             raise ValueError(f"seconds: {seconds!r} is not a number of seconds above 0")
