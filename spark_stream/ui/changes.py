@@ -489,7 +489,7 @@ def _replay(site: Site, query: Query) -> Plan:
         facts,
         lambda store, progress: site.replays.replay(number),
         {"pipeline": str(number)} | ({"planned": plan.name} if plan is not None else {}),
-        others=(("plan it", f"/change/replay-plan?pipeline={number}"),),
+        others=(("plan it" if plan is None else "plan again", f"/change/replay-plan?pipeline={number}"),),
         missing=missing,
         then=("see the pipeline", f"/pipelines/{number}"),
     )

@@ -182,6 +182,37 @@ def test_several_stores_are_looked_at_side_by_side(store: Store, volumes: list[P
     window.close()
 
 
+def test_dead_letters_of_a_long_kind_fit_a_phone(
+    store: Store, volumes: list[Path], serve, chromium, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.toml"
+    file.write_text(
+        """
+checkpoint = "state"
+[source]
+stream = "ORDERS"
+[sink]
+kind = "jstream"
+stream = "OUT"
+[dead_letters]
+stream = "DEAD"
+"""
+    )
+    long = f"{'items' * 20}: {'x' * 60} is not array<struct<sku:string,name:string,quantity:int,unit_price:double>>"
+    added = {"Reason": long, "Stream": "ORDERS", "Sequence": "7", "Pipeline": "orders"}
+    dead = store.add_stream({"name": "DEAD"})
+    dead.publish("DEAD", b"x", headers=[(f"Jstream-{key}", value.encode()) for key, value in added.items()])
+    window = Window(chromium, serve(volumes, allows_changes=True, pipelines=[file]), 420, "dark")
+    window.look("/pipelines/0")
+    kind = "document.querySelector('th.breaks')"
+    assert window.page.evaluate(f"{kind}.scrollWidth <= {kind}.clientWidth && {kind}.clientWidth < innerWidth")
+    window.page.get_by_role("link", name="Replay").click()
+    window.page.get_by_role("button", name="Plan a replay").wait_for()
+    for path in ("/change/replay-plan?pipeline=0", "/change/replay?pipeline=0"):
+        window.look(path)
+    window.close()
+
+
 def test_a_change_is_planned_asked_for_and_watched(store: Store, volumes: list[Path], serve, chromium) -> None:
     window = Window(chromium, serve(volumes, allows_changes=True), 420)
     of_a_stream = [f"/change/{kind}?stream=ORDERS" for kind in ("publish", "stream-edit", "repair")]
