@@ -241,12 +241,13 @@ def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
             content, ends = _bytes(place / path) or b"", sorted(store.ends[path])
             content = next((content[:end] for end in ends if not any(content[end:])), content)  # zero bytes are padding
             whole = store.whole[path]
-            cut = next((end for end in ends if whole[:end][-8:] == content[-8:]), 0)  # bytes may come in front of it
-            is_cut = not content or cut > 0
-            if not is_cut or _bytes(place / path.with_suffix(".idx")) is not None:
+            records = zip(reversed(ends[:-1]), reversed(ends[1:]), strict=True)
+            cut = next((end for start, end in records if content.endswith(whole[start:end])), 0)  # whatever is in front
+            is_cut = not content or content == whole[: ends[0]] or cut > 0
+            if not is_cut or any(_bytes(place / path.with_suffix(".idx")) or b""):
                 break
             first, end = store.spans[path]
-            kept_count = ends.index(cut) if content else 0
+            kept_count = ends.index(cut) if cut else 0
             gone.update((folder.name, sequence) for sequence in range(first + kept_count, end))
             if kept_count:
                 break

@@ -59,20 +59,26 @@ def first_and_last(path: str | Path, files: Files = OS_FILES) -> tuple[IndexEntr
     return None if first is None or last is None or last.sequence < first.sequence else (first, last)
 
 
-def ends_whole(path: str | Path, last: IndexEntry, files: Files = OS_FILES) -> bool:
-    """Return whether the file ends with this entry, so that it lists no message behind it."""
+def rest(path: str | Path, files: Files = OS_FILES) -> bytes:
+    """Return the bytes behind the last whole entry near the end of the file: entries that are damaged or cut."""
     try:
         file = files.open(Path(os.path.realpath(path)))
     except OSError as error:
         raise_if_of_process(error)
-        return False
+        return b""
     try:
-        return _decode(file.read_at(file.size() - ENTRY.size, ENTRY.size), 0) == last
+        size = file.size()
+        count = max(0, size - FILE_HEADER_SIZE) // ENTRY.size
+        window = min(count, ENTRY_COUNT_MAX) * ENTRY.size
+        start = FILE_HEADER_SIZE + count * ENTRY.size - window
+        tail = file.read_at(start, max(0, size - start))
     except OSError as error:
         raise_if_of_process(error)
-        return False
+        return b""
     finally:
         file.close()
+    places = range(window - ENTRY.size, -1, -ENTRY.size)
+    return next((tail[at + ENTRY.size :] for at in places if _decode(tail, at)), tail)
 
 
 def count_entries(path: str | Path, files: Files = OS_FILES) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.directory import ChannelDirectory, SliceFile
-from storage_core.foreign.stan.index import IndexEntry, count_entries, ends_whole, first_and_last
+from storage_core.foreign.stan.index import IndexEntry, count_entries, first_and_last, rest
 from storage_core.foreign.stan.messages import SEQUENCE, place_sequences, strangers
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.reading import SEQUENCE_END, refuse_encrypted
@@ -126,7 +126,8 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
     # Of a slice that serves nothing, what it held is lost, and told as that when it is read.
     left_out = {look: choice.left_out for look, choice in choices if choice.served.any()}
     oldest = min(looks + dropped, key=lambda look: look.file.number)
-    is_other = _is_tight(looks[:2]) or _is_repeated(oldest, choices, at_end=False)
+    has_lower = any(look.extent.lowest < min(look.extent.highest + 1, looks[0].first) for look in looks + dropped)
+    is_other = oldest in dropped or has_lower or _is_tight(looks[:2]) or _is_repeated(oldest, choices, at_end=False)
     begin = 1 if is_other else min(looks[0].first, looks[0].listed_first)
     if begin < looks[0].first:
         looks.insert(0, _Look(channel.name, oldest.file, files, first=begin, out_of_order=True))
@@ -216,16 +217,23 @@ def _doubt_of_end(
     """Return why messages are missing behind the last one of a channel although its last records are true; "" if
     nothing says so."""
     end = looks[-1].end()
-    if looks[-1].listed > looks[-1].extent.last:  # that it is lost is told where the slice is read
-        return "" if looks[-1].is_listed_whole else "its index is damaged at its end, and may have listed more messages"
+    listed, behind = looks[-1].listed, looks[-1].behind_listed
+    if any(behind) and listed >= looks[-1].extent.last > 0 or behind and listed > looks[-1].extent.last:
+        return "its index is damaged at its end, and listed more messages"
+    if listed > looks[-1].extent.last:
+        return ""  # that it is lost is told where the slice is read
     if end == looks[-1].first:
         return "the slice holds no message, but a server begins a slice with one"
     if channel.slices[-1].number > newest.file.number + 1:
         return f"{Path(channel.slices[-1].path).name} comes behind it, so that slices between them had messages"
-    if _is_tight(looks[-2:]):
+    pairs = zip(looks, looks[1:], strict=False)
+    tight = next((second for first, second in pairs if _is_tight([first, second])), None)
+    if looks[0].first < looks[0].file.number and not looks[0].out_of_order:
+        tight = looks[0]
+    if tight is not None:
         return (
-            "the slice begins where another one ends, and slices between them had messages: its messages may be "
-            "theirs, and its own are gone"
+            f"{Path(tight.file.path).name} begins with message {tight.first}, and slices in front of it had messages, "
+            "for which there is no room: it holds theirs, so that its own, or those of a slice behind it, are gone"
         )
     if _is_repeated(newest, choices, at_end=True):
         return (
@@ -420,9 +428,9 @@ class _Look:
         return last + 1
 
     @property
-    def is_listed_whole(self) -> bool:
-        """Return whether the index ends whole, so that it listed no message behind the last one that it lists."""
-        return self.entries is not None and ends_whole(self.file.index_path, self.entries[1], self._files)
+    def behind_listed(self) -> bytes:
+        """Return what is in the index behind the last message that it lists."""
+        return rest(self.file.index_path, self._files) if self.entries is not None else b""
 
     def _ends_with(self, entries: tuple[IndexEntry, IndexEntry] | None) -> bool:
         """Return whether the last entry of the index is the last record of the data file."""

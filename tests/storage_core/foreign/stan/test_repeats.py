@@ -257,9 +257,8 @@ def channel_of(writer: Any, *spans: tuple[int, int], numbers: Sequence[int] = ()
         ([(1, 21), (1, 1), (1, 1)], (1, 2, 3), [(1, 21)], (21, None)),  # the server began a third one
         ([(1, 1), (1, 1)], (1, 2), [], (1, None)),
         ([(1, 1)], (7,), [], (1, None)),
-        # Where nothing is left out between true neighbours, nothing can be missing.
-        ([(1, 21), (1, 21), (21, 41)], (1, 2, 3), [(1, 41)], None),
-        ([(1, 21), (21, 41), (21, 41), (41, 61)], (1, 2, 3, 4), [(1, 61)], None),
+        ([(1, 21), (1, 21), (21, 41)], (1, 2, 3), [(1, 41)], (41, None)),  # two slices are the ones in front of them
+        ([(1, 21), (21, 41), (21, 41), (41, 61)], (1, 2, 3, 4), [(1, 61)], (61, None)),
         ([(1, 21), (1, 1)], (1, 2), [(1, 21)], None),
         ([(1, 1)], (1,), [], None),
     ],
@@ -293,6 +292,17 @@ def test_a_slice_with_the_messages_of_another_or_with_none_lost_its_own(
         assert len(read(store)) == len(got)
 
 
+def test_a_slice_in_the_place_of_the_first_one_hides_no_message_in_front(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    """The second slice has true messages in front of those of the first."""
+    store = make_channel(**channel_of(writer, (41, 61), (21, 41), (1, 1)))
+    got, told = everything(store, read)
+    assert got == names(("a", 21, 41))
+    assert any(place.costs and (place.first, place.end) == (1, 21) for place in told)
+    assert compare(open_foreign(store, "stan"), "foo").lost.count_in(1, 21) == 20
+
+
 def test_a_first_slice_with_the_messages_of_the_second_lost_its_own(writer: Any, read: Read, make_channel: Any) -> None:
     store = make_channel(**channel_of(writer, (21, 41), (21, 41), (41, 61)))
     got, told = everything(store, read)
@@ -318,6 +328,18 @@ def test_a_first_slice_without_a_record_lost_what_lay_in_front_of_the_second(
     store = make_channel(msgs_1_dat=[writer.version, bytes(zeros)], msgs_2_dat=writer.slice(21, 36))
     with pytest.raises(DataLossError, match="sequences 1 to 20 are lost"):
         read(store)
+
+
+def test_an_index_that_ends_within_an_entry_lists_one_message_more_than_it_tells(
+    writer: Any, read: Read, make_channel: Any
+) -> None:
+    """The data ends between two records, so that nothing else tells of the others."""
+    data = writer.slice(1, 21)
+    for index_size, is_lost in ((4 + 20 * 32 + 9, True), (4 + 20 * 32, False), (4 + 15 * 32 + 9, False)):
+        index = writer.index(1, 61)[:index_size]
+        store = make_channel(msgs_1_dat=data + bytes(40), msgs_1_idx=index)
+        told = everything(store, read)[1]
+        assert {(place.first, place.end) for place in told if place.costs} == ({(21, None)} if is_lost else set())
 
 
 def test_an_index_tells_what_a_first_slice_held_that_another_one_took_the_place_of(
