@@ -37,7 +37,7 @@ def examine_executors(folders: Sequence[Path], settings: dict[str, str]) -> Iter
     try:
         spark = session("jstream doctor", {**SETTINGS, **settings}, delta=False)
     except Exception as error:  # whatever Spark's start fails with is what was to be found out
-        remedy = "correct the settings of Spark: --conf, SPARK_CONF_DIR"
+        remedy = f"correct the settings (--conf, SPARK_CONF_DIR); a cluster has to run Spark {pyspark.__version__}, too"
         yield Finding("spark", PROBLEM, f"no session: {in_words(error)}", remedy)
         return
     try:

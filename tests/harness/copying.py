@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from datasource.spark_versions import SAYS_LIMITS
 from storage_core import Store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,6 +32,7 @@ import json, os, random, signal, sys, uuid
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from datasource.spark_versions import SAYS_LIMITS
 from pyspark_jstream import DefaultSource, acknowledge
 from spark_stream.spark_home import workers_from_bytecode
 
@@ -77,15 +79,20 @@ with workers_from_bytecode(settings):
 spark.sparkContext.setLogLevel("OFF")
 spark.dataSource.register(Troubled)
 acknowledge(spark)
+trigger = {"availableNow": True} if SAYS_LIMITS else {"processingTime": "0 seconds"}  # else one batch takes everything
 while True:
     rows = spark.readStream.format("jstream").options(**given["read"]).load(given["source"])
     messages = rows.select("subject", "data").mapInArrow(fail_at_times, "subject string, data binary")
     query = (
         messages.writeStream.format("troubled").options(**given["write"])
-        .option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start(given["sink"])
+        .option("checkpointLocation", given["checkpoint"]).trigger(**trigger).start(given["sink"])
     )
     try:
-        query.awaitTermination()
+        if SAYS_LIMITS:
+            query.awaitTermination()
+        else:
+            query.processAllAvailable()
+            query.stop()
         break
     except StreamingQueryException as error:
         if "trouble" not in str(error):
@@ -139,7 +146,7 @@ class Copying:
                 "stream": "IN",
                 "startingOffsets": "earliest",
                 "maxOffsetsPerTrigger": str(self.batch_size),
-                "trigger": "availableNow",
+                "trigger": "availableNow" if SAYS_LIMITS else "processAllAvailable",
                 "maxRecordsPerPartition": str(self.batch_size // 3),
                 **({"consumer": self.consumer} if self.consumer else {}),
             },
