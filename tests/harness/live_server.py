@@ -1,13 +1,14 @@
 """Running nats-servers, alone or three in a cluster, and calls that fill their streams."""
 
 import json
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,20 @@ FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "nats-servers"  # scrip
 BINARIES = [*sorted(FOLDER.glob("*/bin/nats-server")), INSTALLED]
 START_S = 20.0
 SENT_AT_ONCE = 5_000  # messages
+PORTS = range(20_000, 32_000)
+_given: set[int] = set()  # ports of servers that may not listen yet
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Return a port at which nothing listens, never twice, and none of those that the system gives to clients."""
+    while True:
+        port = random.choice(PORTS)
+        if port in _given:
+            continue
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
 
 
 class LiveServer:
