@@ -472,6 +472,7 @@ class _Look:
 def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
     first, last, count, front_count = 0, 0, 0, 0
     front = tail = False
+    is_whole = True  # the last record: behind a damaged one zero bytes may be the rest of it, or of others
     try:
         for window in scan_file(file.path, MESSAGES, channel, file.size, files):
             strange = strangers(window.records, (1, SEQUENCE_END))
@@ -480,7 +481,9 @@ def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
             if not first:
                 placed = placed[_unvouched_count(window.records.good[placed], placed, sequences[placed]) :]
             marks = [stretch for stretch in window.stretches if stretch.cause is not Cause.HARMLESS]
-            places = [stretch.offset_bytes for stretch in marks if stretch.cause is not Cause.PADDING]
+            if len(placed):
+                is_whole = bool(window.records.good[placed[-1]])
+            places = [stretch.offset_bytes for stretch in marks if stretch.cause is not Cause.PADDING or not is_whole]
             if len(placed):
                 begin = window.offset_bytes + int(window.records.heads[placed[0]])
                 end = window.offset_bytes + int(window.records.ends[placed[-1]])
