@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -463,7 +464,7 @@ class Store(OpenStore):
     def _shown(self, report: Mapping[str, Any]) -> notebook.Info:
         """Return what a check found, in whose table a notebook shows volumes by their labels."""
         labels = volume_labels({volume.name: str(volume.path) for volume in self.volumes()})
-        return notebook.Info(report, lambda values: notebook.check_html(values, labels))
+        return notebook.Info(report, partial(notebook.check_html, labels=labels))
 
     def _known(self, streams: Sequence[str] | None) -> list[str] | None:
         """Return the names, None for all. Raises NotFoundError for a stream that there is not."""

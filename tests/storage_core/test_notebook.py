@@ -1,6 +1,7 @@
 """What notebooks show: everything escaped, states marked, and nothing asked of another host."""
 
 import json
+import pickle
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -60,6 +61,7 @@ def test_a_store_that_is_broken_says_so_and_nothing_of_it_becomes_markup(tmp_pat
         ids = [volume["name"] for volume in store.cluster_info()["volumes"]]
         assert "disk-3" in shown(found).text and not any(volume in shown(found).text for volume in ids)
         assert json.loads(json.dumps(found)) == found
+        assert shown(pickle.loads(pickle.dumps(found))).text == shown(found).text
         drift = store.compare("ORDERS")
         assert shown(drift).boxes.count("damaged") == 2 and drift.verdict() in shown(drift).text
         assert "all damage was repaired" in shown(store.repair()).text
