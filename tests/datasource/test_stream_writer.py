@@ -517,7 +517,7 @@ def test_complete_mode_into_another_stream_or_with_a_checkpoint_elsewhere_is_sto
     options = {"stream": "ORDERS", "checkpointLocation": "hdfs://namenode/check"}
     replace(query, overwrite=True, query="another", options=options).store(0, orders(1, 5))
     assert data(store) == numbered(5, 6)
-    assert "nobody knows whether the query reads the stream that it replaces, ORDERS" in caplog.text
+    assert "it is unknown whether the query reads the stream that it replaces, ORDERS" in caplog.text
 
 
 @pytest.mark.parametrize(("count", "left"), [(0, 3), (4, 0)])
