@@ -171,7 +171,7 @@ class Server:
         del site, query
         rows = []
         for root, other in self._stores.items():
-            row: dict[str, Any] = {"name": root[1:] or "default", "root": root, "paths": list(other.paths)}
+            row: dict[str, Any] = {"name": _store_name(root), "root": root, "paths": list(other.paths)}
             try:
                 scan = other.scan()
                 row |= {"health": {name: health(other, scan)[name] for name in ("state", "sentence")}}
@@ -302,7 +302,7 @@ class Server:
         text = self._templates.get_template(template).render(
             **{"page": values, "top": top, "section": section, "here": here, "paths": self.site.paths},
             asked=request.query_params.get, changes=self.site.allows_changes, csrf=self.keys.csrf,
-            root=self._root, stores=[(root[1:] or "default", root) for root in self._stores],
+            root=self._root, store_name=_store_name(self._root) if self._stores else "",
             has_pipelines=bool(self.site.pipelines), has_rescue=bool(self.site.rescues),
             live=is_live and request.method == "GET" and values.get("is_live", True),
             age=lambda time: age_text(time, now_ns) if now_ns else time,
@@ -419,6 +419,11 @@ def _error_json(error: Exception) -> dict[str, Any]:
     return {"error": code, "message": str(error)[:WORDS_MAX]}
 
 
+def _store_name(root: str) -> str:
+    """Return what pages call the store whose pages begin there."""
+    return root[1:] or "default"
+
+
 def _link(request: Request, path: str, changes: Mapping[str, Any]) -> str:
     """Return the address of this page with other parameters; None takes one away."""
     kept = {key: value for key, value in request.query_params.items() if key not in changes}
@@ -471,8 +476,8 @@ def server_of(
     own, keys = f"[{address}]" if ":" in address else address, Keys(token)
     sites = {"": site, **{f"/@{name}": other for name, other in others.items()}}
     shown = sites if others else NO_STORES
-    mounts = [Mount(root, Server(of, keys, root, shown).application()) for root, of in reversed(sites.items())]
-    app = Starlette(routes=mounts) if others else Server(site, keys).application()
+    apps = {root: Server(of, keys, root, shown).application() for root, of in sites.items()}
+    app = Starlette(routes=[Mount(root, apps[root]) for root in reversed(apps)]) if others else apps[""]
     doors = Doors(app, keys, (*LOOPBACK, own, *host_names))
     config = uvicorn.Config(
         doors, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none",

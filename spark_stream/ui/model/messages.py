@@ -268,8 +268,7 @@ def message_page(site: Site, query: Query, name: str, sequence: int) -> dict[str
 def _batch_of(stream: StreamState, sequence: int) -> dict[str, str] | None:
     """Return the writer that stored a message exactly once, and its batch; None if no name came, or it is forgotten."""
     for name, writer in stream.writers.items():
-        for batch in writer.batches:
-            stored = writer.batches[batch]
+        for batch, stored in writer.batches.items():
             if stored.first <= sequence < stored.end:
                 return {"writer": name, "batch": batch}
     return None
