@@ -108,6 +108,8 @@ def choose_delta(java: Path) -> "Path | None":
     reason = delta_jars.fetch(PYTHON, java, DELTA_FOLDER)
     if reason is None:
         return DELTA_FOLDER
+    if os.environ.get("JSTREAM_REQUIRE_DELTA") == "1":
+        raise RuntimeError(f"JSTREAM_REQUIRE_DELTA=1, but Delta's JARs can't be reached ({reason})")
     print(f"Delta is left off: its JARs can't be reached ({reason}); JSTREAM_DELTA_JARS=FOLDER gives them", flush=True)
     return None
 

@@ -141,14 +141,33 @@ def fetch(folder: Path, packages: Sequence[str], needed: str, excluded: Sequence
         return f"{folder} is not a directory"
     folder.parent.mkdir(parents=True, exist_ok=True)
     cache = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    words = ["--packages", ",".join(packages)]
+    words += ["--exclude-packages", ",".join(excluded)] if excluded else []
     try:
-        (cache / "nothing.py").write_text("")
-        command = [str(_spark_submit()), "--master", "local[1]", "--conf", f"spark.jars.ivy={cache}"]
-        command += ["--packages", ",".join(packages)]
-        command += ["--exclude-packages", ",".join(excluded)] if excluded else []
+        reason = _resolve(words, cache / "first", needed)
+        if reason is not None:
+            # A package whose POM is in ~/.m2 is looked up nowhere else, though Maven fetches some POMs without JARs.
+            reason = _resolve(words, cache / "second", needed, f"-Duser.home={os.devnull}")
+        if reason is not None:
+            return reason
+        jars = {_as_in_maven(jar.name): jar for jar in cache.glob("*/jars/*.jar")}
+        folder.mkdir(exist_ok=True)
+        for name in sorted(jars, key=lambda name: name == needed):
+            os.replace(jars[name], folder / name)
+        return None
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _resolve(words: Sequence[str], ivy: Path, needed: str, *options: str) -> str | None:
+    """Let Spark bring packages into `ivy`/jars; return None, or in one line why `needed` is not there."""
+    ivy.mkdir()
+    (ivy / "nothing.py").write_text("")
+    command = [str(_spark_submit()), "--master", "local[1]", "--conf", f"spark.jars.ivy={ivy}", *words]
+    try:
         done = subprocess.run(
-            [*command, str(cache / "nothing.py")],
-            env=_environment(),
+            [*command, str(ivy / "nothing.py")],
+            env=_environment(*options),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -156,17 +175,10 @@ def fetch(folder: Path, packages: Sequence[str], needed: str, excluded: Sequence
             timeout=FETCH_TIMEOUT_S,
             check=False,
         )
-        jars = {_as_in_maven(jar.name): jar for jar in (cache / "jars").glob("*.jar")}
-        if done.returncode != 0 or needed not in jars:
-            return failure_reason(done.stdout)
-        folder.mkdir(exist_ok=True)
-        for name in sorted(jars, key=lambda name: name == needed):
-            os.replace(jars[name], folder / name)
-        return None
     except subprocess.TimeoutExpired:
         return f"no end after {FETCH_TIMEOUT_S} s"
-    finally:
-        shutil.rmtree(cache, ignore_errors=True)
+    there = any(_as_in_maven(jar.name) == needed for jar in (ivy / "jars").glob("*.jar"))
+    return None if done.returncode == 0 and there else failure_reason(done.stdout)
 
 
 def _as_in_maven(name: str) -> str:
@@ -180,11 +192,12 @@ def _spark_submit() -> Path:
     return Path(spec.origin).parent / "bin" / "spark-submit"
 
 
-def _environment() -> dict[str, str]:
+def _environment(*more: str) -> dict[str, str]:
     options = [
         os.environ.get("SPARK_SUBMIT_OPTS", ""),  # a proxy, say
         f"-Dsun.net.client.defaultConnectTimeout={CONNECT_TIMEOUT_MS}",
         f"-Dsun.net.client.defaultReadTimeout={READ_TIMEOUT_MS}",
+        *more,
     ]
     return {
         **os.environ,

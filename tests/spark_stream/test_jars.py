@@ -99,6 +99,30 @@ def test_jars_are_fetched_with_all_that_they_need_and_then_found(repository: Pat
 
 
 @HAS_DELTA
+@pytest.mark.spark
+def test_a_pom_without_its_jar_in_the_home_of_the_user_stands_in_nobodys_way(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Maven leaves such POMs behind. Spark's resolver asks `~/.m2` first, and takes that answer for the only one."""
+    package = jars.delta_package()
+    assert package is not None
+    deploy(repository, package, needs=STORAGE)
+    deploy(repository, STORAGE)
+    deploy(tmp_path / "home" / ".m2" / "repository", STORAGE)
+    (lonely,) = (tmp_path / "home").rglob("*.jar")
+    lonely.unlink()
+    (tmp_path / "conf" / "ivysettings.xml").write_text(
+        """<ivysettings><settings defaultResolver="both"/><resolvers><chain name="both" returnFirst="true">
+        <ibiblio name="home" m2compatible="true" root="file:${user.home}/.m2/repository/"/>"""
+        f'<ibiblio name="folder" m2compatible="true" root="{repository.as_uri()}"/></chain></resolvers></ivysettings>'
+    )
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"-Duser.home={tmp_path / 'home'}")
+    done = command("etl", "fetch-jars", "jars", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "jars").glob("*.jar"))) == 2
+
+
+@HAS_DELTA
 def test_jars_are_not_fetched_into_what_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "jars").touch()
     done = command("etl", "fetch-jars", "jars", folder=tmp_path)
