@@ -177,8 +177,8 @@ def _resolve(words: Sequence[str], ivy: Path, needed: str, *options: str) -> str
         )
     except subprocess.TimeoutExpired:
         return f"no end after {FETCH_TIMEOUT_S} s"
-    there = any(_as_in_maven(jar.name) == needed for jar in (ivy / "jars").glob("*.jar"))
-    return None if done.returncode == 0 and there else failure_reason(done.stdout)
+    is_fetched = any(_as_in_maven(jar.name) == needed for jar in (ivy / "jars").glob("*.jar"))
+    return None if done.returncode == 0 and is_fetched else failure_reason(done.stdout)
 
 
 def _as_in_maven(name: str) -> str:
