@@ -66,6 +66,7 @@ class StreamIndex:
 class OldBlockIndex:
     """What a server up to 2.9 remembered of one block, in N.idx."""
 
+    size: int  # see IndexBlock
     first: int
     end: int
     removed: SequenceSet
@@ -123,7 +124,7 @@ def decode_old_block_index(data: bytes, name: str) -> OldBlockIndex:
     magic, version = cursor.byte(), cursor.byte()
     if magic != BLOCK_IDX_MAGIC or version not in (1, 2):
         raise CorruptionError(f"{name}: begins with {magic}, {version}, not {BLOCK_IDX_MAGIC}, 1 or 2")
-    message_count, _, first = cursor.uvarint(), cursor.uvarint(), cursor.uvarint() & ~ERASED_BIT
+    message_count, size, first = cursor.uvarint(), cursor.uvarint(), cursor.uvarint() & ~ERASED_BIT
     cursor.varint()  # first time
     last = cursor.uvarint() & ~ERASED_BIT
     cursor.varint()  # last time
@@ -142,7 +143,7 @@ def decode_old_block_index(data: bytes, name: str) -> OldBlockIndex:
         raise CorruptionError(
             f"{name}: {message_count} messages from {first} to {last} with {len(removed)} removed do not add up"
         )
-    return OldBlockIndex(first, last + 1, removed, last_hash)
+    return OldBlockIndex(size, first, last + 1, removed, last_hash)
 
 
 def decode_set(cursor: Cursor) -> SequenceSet:

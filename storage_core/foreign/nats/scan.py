@@ -57,6 +57,7 @@ class BlockScan:
 
     records: Records
     damage: tuple[RecordDamage, ...]
+    hides_end: bool = False  # it ends with a piece of it that lies at the wrong place, over what ended it before
 
     @property
     def messages(self) -> np.ndarray:
@@ -116,6 +117,12 @@ def scan_blocks(blocks: Sequence[tuple[pa.Buffer, Key]]) -> list[BlockScan]:
     return [_scan(*each) for each in zip(chains, keys, verify_together(asked), strict=True)]
 
 
+def scan_unhashed(block: pa.Buffer) -> BlockScan | None:
+    """Return what the heads say, whose sizes have to lead from the begin of the block to its end; None otherwise."""
+    chain = _Chain.of(block)
+    return BlockScan(chain.records, (), _hides_end(chain.records, ())) if chain.is_whole else None
+
+
 def scan_sound_block(block: pa.Buffer) -> BlockScan:
     """Return what is in a block of which it is known that every record is true."""
     return BlockScan(_Chain.of(block).records, ())
@@ -127,12 +134,33 @@ def _scan(chain: _Chain, key: Key, good: np.ndarray) -> BlockScan:
     else:
         block = chain.block.slice(0, chain.read_size)
         scan = _fill_gaps(block, np.frombuffer(block, np.uint8), chain.records.take(good), key)
+    if _hides_end(scan.records, scan.damage):
+        reason = "the block ends with an earlier piece of it, which hides what ended it before"
+        highest = int(np.max(scan.records.sequences, initial=0))
+        hidden = RecordDamage(chain.read_size, chain.read_size, reason, highest, None)
+        is_told = bool(scan.damage) and scan.damage[-1].before is None
+        scan = BlockScan(scan.records, scan.damage if is_told else (*scan.damage, hidden), True)
     if chain.read_size == chain.block.size:
         return scan
     reason = f"more than {RECORD_COUNT_MAX} records, which no server writes into a block; the rest is not read"
     highest = int(np.max(scan.records.sequences, initial=0))
     rest = RecordDamage(chain.read_size, chain.block.size, reason, highest, None)
-    return BlockScan(scan.records, (*scan.damage, rest))
+    return BlockScan(scan.records, (*scan.damage, rest), scan.hides_end)
+
+
+def _hides_end(records: Records, damage: Sequence[RecordDamage]) -> bool:
+    """Return whether numbers behind the last damage are not above all in front of them, as those a server writes.
+
+    A piece that ends in front of the end is followed by another number than in its own place.
+    """
+    numbered = records.take(~records.tombstones & (records.sequences > 0))
+    sequences = numbered.sequences
+    repeats = np.flatnonzero(sequences[1:] <= np.maximum.accumulate(sequences)[:-1]) + 1
+    last_damage = max((each.end_bytes for each in damage), default=0)
+    if not len(repeats) or int(numbered.starts[repeats[-1]]) < last_damage:
+        return False
+    rest = sequences[repeats[-1] :]
+    return len(rest) == 1 or int(rest[1]) == int(sequences[sequences > rest[0]].min())
 
 
 def _fill_gaps(block: pa.Buffer, view: np.ndarray, chained: Records, key: Key) -> BlockScan:

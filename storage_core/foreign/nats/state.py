@@ -1,7 +1,7 @@
 """What a stream shows: for each block the sequences that a client of the server would get.
 
 Three sources, the first that applies:
-- index.db, if it is whole and still ends with what ends the last block: it knows every removed message.
+- index.db, if it is whole and tells of all in the last block: it knows every removed message.
 - The N.idx of every block (servers up to 2.9), under the same condition.
 - The blocks themselves: every record is read and checked, tombstones remove messages in all blocks, and what an index
   that is older than the blocks says was removed stays so; records and tombstones are replayed in their order with the
@@ -18,18 +18,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import NATS_INDEX, NATS_OLD_INDEX
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.block import BLOCK_SUFFIX, KEY_SUFFIX, BlockFile, last_bytes, read_file
+from storage_core.foreign.nats.block import BLOCK_SUFFIX, KEY_SUFFIX, BlockFile, last_bytes, read_block, read_file
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.extent import BlockState, Note, StreamState
 from storage_core.foreign.nats.holes import block_names
-from storage_core.foreign.nats.index import OldBlockIndex, StreamIndex, decode_index, decode_old_block_index
+from storage_core.foreign.nats.index import (
+    IndexBlock,
+    OldBlockIndex,
+    StreamIndex,
+    decode_index,
+    decode_old_block_index,
+)
 from storage_core.foreign.nats.indexed import OLD_INDEX_SUFFIX, from_index, from_old_indexes
 from storage_core.foreign.nats.meta import INDEX_FILE
 from storage_core.foreign.nats.rebuilding import SURE_VERSION_MIN, from_blocks
 from storage_core.foreign.nats.record import HASH_SIZE, block_key
+from storage_core.foreign.nats.scan import BlockScan, scan_block, scan_unhashed
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 
@@ -46,7 +55,7 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
     current = [
         known
         for known, block in zip(old, stream.blocks, strict=True)
-        if known and _ends_with(block, stream.name, known.last_hash, files)
+        if known and _covers(known, known.last_hash, block, stream.name, files)
     ]
     gone_blocks = _missing_blocks(stream, notes, files) if index is None else []
     if old and len(current) == len(old):
@@ -130,11 +139,40 @@ def _is_current(index: StreamIndex, stream: StreamDirectory, files: Files) -> bo
     The server also wants its totals to be the sums over its blocks. Releases of 2.10 miscount now and then, at a purge
     inside a block; what their clients get follows the blocks, so that is not asked here.
     """
-    listed = {block.block_index for block in index.blocks}
+    listed = {block.block_index: block for block in index.blocks}
     present = {block.block_index: block for block in stream.blocks}
     if index.last_block != max(listed, default=0) or index.last_block != max(present, default=0):
         return False
-    return not listed or _ends_with(present[index.last_block], stream.name, index.last_hash, files)
+    if not listed:
+        return True
+    return _covers(listed[index.last_block], index.last_hash, present[index.last_block], stream.name, files)
+
+
+def _covers(known: IndexBlock | OldBlockIndex, last_hash: bytes, block: BlockFile, stream: str, files: Files) -> bool:
+    """Return whether an index whose block ended with a hash tells of all that is in the block.
+
+    Damage may have put an earlier piece of the block at its end, and the hash with it.
+    """
+    if not _ends_with(block, stream, last_hash, files):
+        return False
+    if block.size == known.size:
+        return True
+    key = block_key(stream, block.block_index)
+    try:
+        content = read_block(block.path, files, block.key, key)
+    except (OSError, StorageError) as error:  # reported when the block is read for its messages
+        raise_if_of_process(error)
+        return True
+    if content.damage or content.data.size == known.size:
+        return True
+    end = max(known.first, known.end)
+    unhashed = scan_unhashed(content.data)
+    return (unhashed is not None and _ends_below(end, unhashed)) or _ends_below(end, scan_block(content.data, key))
+
+
+def _ends_below(end: int, scan: BlockScan) -> bool:
+    numbered = scan.records.sequences[~scan.records.tombstones]
+    return not scan.hides_end and int(np.max(numbered, initial=0)) < end
 
 
 def _ends_with(block: BlockFile, stream: str, last_hash: bytes, files: Files) -> bool:

@@ -12,6 +12,7 @@ from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, ForeignStore, open_foreign, read_foreign_slice
 from storage_core.foreign.nats import reading
 from storage_core.foreign.nats.index import highwayhash_of
+from storage_core.sequences import SequenceSet
 
 COLUMNS = ("sequence", "subject", "headers", "data")
 HEADERS = b"NATS/1.0\r\nK: v\r\n\r\n"
@@ -270,3 +271,31 @@ def test_an_empty_last_file_is_a_block_that_was_begun(records: Any, make_stream:
     store = open_foreign(make_stream("S", {1: records("S", 1).message(1, "S.a", b"x"), 2: b""}))
     assert [row[0] for row in read(store)] == [1]
     assert store.bounds("S") == (1, 2)
+
+
+@pytest.mark.parametrize("index", ["index.db", "1.idx"])
+@pytest.mark.parametrize("newer", [2, 5])  # messages behind those that the index lists
+def test_an_index_of_before_is_not_current_where_damage_put_what_it_ends_with_at_the_end_of_the_block(
+    records: Any, make_stream: Callable[..., Path], index: str, newer: int
+) -> None:
+    messages = [(n, "S.a", b"%02d" % n) for n in range(1, 9 + newer)]
+    parts = [records("S", 1).message(*message) for message in messages]
+    block, listed = b"".join(parts), b"".join(parts[:8])
+    store = make_stream("S", {1: block})
+    messages_path = store / "jetstream/$G/streams/S/msgs"
+    old = bytes([22, 1]) + b"".join(map(uvarint, (8, len(listed), 1, 0, 8, 0, 0))) + listed[-8:]
+    whole = index_of("S", {"S.a": 8}, {1: (1, 8)}, listed[-8:])
+    (messages_path / index).write_bytes(whole if index == "index.db" else old)
+    assert read(open_foreign(store, "nats")) == messages
+    for start in range(len(block) - len(listed), len(block) - 8, 19):
+        piece = listed[start - len(block) :]
+        (messages_path / "1.blk").write_bytes(block[:start] + piece)
+        damaged = open_foreign(store, "nats")
+        told: list[ForeignDamage] = []
+        shown = read(damaged, told.append)
+        assert shown == [message for message in messages if message in shown]
+        costly = [each for each in told if each.costs and each.first is not None]
+        lost = SequenceSet.from_ranges((each.first or 0, each.end or 1 << 62) for each in costly)
+        assert all(n in lost for n, *rest in messages if (n, *rest) not in shown), start
+        with pytest.raises(DataLossError):
+            read(damaged)
