@@ -21,6 +21,7 @@ SEEN_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 RULES = ("marker", "expiry", "retention", "limit")  # what may be left for later, in the order in which it is done
 TTL = "Nats-TTL"
 MARKER = "Nats-Marker-Reason"
+TIME = "time"  # a header that repeats the time of its message, if that was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,10 @@ class Row:
     data: bytes | None
     headers: Headers = None
     msg_id: str | None = None  # written only
-    timestamp_ns: int | None = None  # None: the store's time, which the model does not know
+    timestamp_ns: int | None = None  # written only; None: the store's time
 
     def seen(self) -> "Row":
-        return replace(self, msg_id=None)
+        return replace(self, msg_id=None, timestamp_ns=None)
 
     @property
     def size(self) -> int:
@@ -266,6 +267,9 @@ def rows_of(table: pa.Table, with_times: bool) -> list[tuple[int, Row]]:
 def seen_in_stream(stream: Stream, with_times: bool = False) -> Content:
     """Return what a read of everything shows."""
     table = stream.read(columns=SEEN_COLUMNS).read_all()
+    for row in rows_of(table, with_times=True):
+        given = dict(row[1].headers or ()).get(TIME)
+        assert given is None or row[1].timestamp_ns == int(given), (stream.name, row)
     return Content(tuple(rows_of(table, with_times)), stream.last_sequence)
 
 

@@ -14,9 +14,10 @@ from harness.mutants import maker_of  # noqa: E402
 from harness.whole.kept import KEPT, Kept, save  # noqa: E402
 from harness.whole.plan import Plan  # noqa: E402
 from harness.whole.world import World  # noqa: E402
-from mutants.store import retention_mutants, store_mutants, time_mutants  # noqa: E402
+from mutants.store import answer_mutants, retention_mutants, store_mutants, time_mutants  # noqa: E402
 
-made = maker_of({**store_mutants.MUTANTS, **retention_mutants.MUTANTS, **time_mutants.MUTANTS})
+MUTANTS = (store_mutants, retention_mutants, time_mutants, answer_mutants)
+made = maker_of({name: mutant for module in MUTANTS for name, mutant in module.MUTANTS.items()})
 
 
 def main() -> None:
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--copies", action="store_true", help="with volumes of a copy of the store")
     parser.add_argument("--limits", action="store_true", help="with streams that keep few messages")
     parser.add_argument("--retention", action="store_true", help="with streams that let go of messages on their own")
+    parser.add_argument("--varied", action="store_true", help="with rows, questions and refusals of all kinds")
     parser.add_argument("--time", action="store_true", help="and by their age, with delete markers")
     arguments = parser.parse_args()
     kept = chosen(arguments.seed, arguments)

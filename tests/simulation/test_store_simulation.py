@@ -19,7 +19,7 @@ from harness.mutants import maker_of
 from harness.whole.kept import KEPT, Kept
 from harness.whole.plan import Plan
 from harness.whole.world import World
-from mutants.store import retention_mutants, store_mutants, time_mutants
+from mutants.store import answer_mutants, retention_mutants, store_mutants, time_mutants
 
 from storage_core.errors import StorageError
 
@@ -29,9 +29,10 @@ MERGING_SEED_COUNT = 16  # on top of those, with processes that merge blocks
 LIMITS_SEED_COUNT = 16  # with streams that keep few messages
 RETENTION_SEED_COUNT = 12  # with limits of subjects, interest, work queues and messages that expire
 TIME_SEED_COUNT = 24  # and with streams whose messages become too old, and leave delete markers
+VARIED_SEED_COUNT = 32  # with rows of all kinds, questions of all kinds, and calls that are refused
 COPIES_SEED_COUNT = 20  # and with volumes that are exchanged for those of a copy of the store
 SOAK_FIRST = 1_000_000
-SOAK_KINDS = ("", "copies", "merging", "limits", "retention", "time")
+SOAK_KINDS = ("", "copies", "merging", "limits", "retention", "time", "varied")
 MUTANT_SEEDS = range(200)
 
 WITH_COPIES = (
@@ -42,10 +43,12 @@ WITH_COPIES = (
 WITH_LIMITS = ("removes_one_message_more_than_a_limit_asks_for",)
 WITH_RETENTION = ("each_process_expires_by_its_own_clock", "removes_what_is_handed_out")
 WITH_TIME = tuple(time_mutants.MUTANTS)
+WITH_VARIETY = tuple(answer_mutants.MUTANTS)
 MUTANTS = {
     **store_mutants.MUTANTS,
     **{name: retention_mutants.MUTANTS[name] for name in WITH_RETENTION},
     **time_mutants.MUTANTS,
+    **answer_mutants.MUTANTS,
 }
 made = maker_of(MUTANTS)
 FINDINGS = (AssertionError, StorageError, OSError, pa.ArrowException)  # not: a mistake that does not fit the code
@@ -100,6 +103,14 @@ def test_promises_hold_in_every_seed_in_which_volumes_are_those_of_a_copy(part: 
 
 
 @pytest.mark.parametrize("part", range(2))
+def test_promises_hold_in_every_seed_in_which_rows_and_questions_are_of_all_kinds(part: int) -> None:
+    worlds = [run(seed, "varied") for seed in range(part, VARIED_SEED_COUNT, 2)]
+    report(f"whole store with rows and questions of all kinds, part {part}", worlds)
+    assert sum(one.operations.question_count for one in worlds) >= 3 * len(worlds)
+    assert sum(one.merged_count for one in worlds) >= len(worlds) // 8
+
+
+@pytest.mark.parametrize("part", range(2))
 def test_promises_hold_in_every_seed_in_which_streams_have_limits(part: int) -> None:
     worlds = [run(seed, "limits") for seed in range(part, LIMITS_SEED_COUNT, 2)]
     report(f"whole store with limits, part {part}", worlds)
@@ -131,7 +142,13 @@ def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
 @pytest.mark.parametrize("mistake", sorted(MUTANTS))
 def test_simulation_finds_a_known_mistake(mistake: str) -> None:
     """Where it was found before, so that it is found soon; if not there, then in the first seeds."""
-    kinds = {"copies": WITH_COPIES, "limits": WITH_LIMITS, "retention": WITH_RETENTION, "time": WITH_TIME}
+    kinds = {
+        "copies": WITH_COPIES,
+        "limits": WITH_LIMITS,
+        "retention": WITH_RETENTION,
+        "time": WITH_TIME,
+        "varied": WITH_VARIETY,
+    }
     kind = next((kind for kind, mistakes in kinds.items() if mistake in mistakes), "")
     kept = [partial(one.world, None) for one in KEPT if one.mutant == mistake]
     for world in (*kept, *(partial(planned, seed, kind) for seed in MUTANT_SEEDS)):

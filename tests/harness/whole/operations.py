@@ -1,18 +1,21 @@
 """What the processes of a simulated store do: each operation with what it comes to in the model."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from harness.life import stage, to_table
-from harness.model import SEEN_COLUMNS, TTL, ModelConsumer, ModelStream, Row, rows_of, seen_in_store
+from harness.model import SEEN_COLUMNS, TIME, TTL, Content, ModelConsumer, ModelStream, Row, rows_of, seen_in_store
 from harness.processes import SECOND_NS
 from harness.whole.expectation import Model, Operation, Refusal, Violation
 
 from storage_core.errors import (
     AlreadyExistsError,
+    FencedError,
+    InvalidMessageError,
     NotFoundError,
     RequirementError,
     StaleIncarnationError,
@@ -20,6 +23,7 @@ from storage_core.errors import (
     TransactionAbortedError,
 )
 from storage_core.store.store import Store
+from storage_core.store.stream import Stream
 from storage_core.store.writing.appends import WriterBatch
 from storage_core.store.writing.staging import StagedBlock, Transaction
 
@@ -30,6 +34,10 @@ NAMES = ("a", "b", "c")
 CONSUMERS = ("x", "y")
 PENDING_MAX = 3
 CLOCK_JUMPS_S = (1, 1501, 7001, -503, -3001)
+MAX_SIZE = 4096  # bytes of a message, where rows are varied
+HEADERS = ((), (("k", b""), ("k", None)), (("k", b"1"), ("l", b"22")))
+INVALID = (Row("elsewhere", b""), Row("{}..x", b""), Row("{}.*", b""), Row("{}.x", bytes(MAX_SIZE + 1)))
+FILTERS = (">", "{}.x", "{}.*", "{}.y.>", "{}.nowhere")
 GONE = Refusal((NotFoundError, StaleIncarnationError))
 
 
@@ -51,7 +59,7 @@ class Operations:
     def __init__(self, world: "World") -> None:
         self._world, self._random = world, world.random
         self.pending: list[Pending] = []
-        self._number = 0
+        self._number = self.question_count = 0
         self._latest_ns = 0  # that the clock has ever said
 
     def begin(self) -> None:
@@ -88,15 +96,32 @@ class Operations:
             rows.append(Row(subject, data, headers))
         return rows
 
+    def _varied(self, name: str, rows: list[Row]) -> list[Row]:
+        """Give rows what they may have besides: msg_ids that repeat, times, headers, and subjects of several levels."""
+        if not self._world.plan.is_varied:
+            return rows
+        draw, spent, varied = self._random.choice, self._spent_msg_ids(name), []
+        msg_ids = draw(((None,), (None, "m1", "m2", "m3")))
+        for row in rows:
+            msg_id, time_ns = draw(msg_ids), draw((None, self._random.randint(0, 50)))
+            headers = draw((row.headers, *HEADERS))
+            if time_ns is not None:
+                headers = (*(headers or ()), (TIME, b"%d" % time_ns))
+            subject = draw((row.subject, f"{name}.y.z"))
+            varied.append(Row(subject, row.data, headers, None if msg_id in spent else msg_id, time_ns))
+        return varied
+
     def _append(self, name: str | None = None) -> Operation | None:
         name = name or self._any_stream()
         if name is None:
             return None
-        rows = self._rows(name)
+        rows = self._varied(name, self._rows(name))
+        cut = self._random.randint(1, len(rows)) if self._world.plan.is_varied else len(rows)
+        tables = [to_table(rows[at : at + cut]) for at in range(0, len(rows), cut)]
         now = self._world.machine.clock.now
         return Operation(
             f"append {len(rows)} to {name}",
-            lambda store: store.stream(name).append(to_table(rows)),
+            lambda store: store.stream(name).append(tables),
             _on(name, lambda stream: stream.append(rows, now)),
             name,
         )
@@ -107,6 +132,8 @@ class Operations:
             return None
         writer, batch = self._random.choice("uv"), str(self._random.randrange(6))
         rows = [Row(f"{name}.w", f"{writer}{batch}-{number}".encode()) for number in range(int(batch) + 1)]
+        if self._world.plan.is_varied:
+            self._random.shuffle(rows)  # a batch is the same in any order
         now = self._world.machine.clock.now
 
         def effect(stream: ModelStream) -> range:
@@ -146,23 +173,25 @@ class Operations:
 
     def _known_msg_id(self, name: str) -> str | None:
         """Return one of a message that is there in any case: whether those of removed ones count is not promised."""
-        there: set[str] | None = None
-        now = self._world.machine.clock.now
-        for model in self._world.expectation.models:
-            stream = model.streams.get(name)
-            # If the clock was set back, what had been forgotten may have been merged, and count by another's time.
-            since = self._latest_ns - stream.duplicate_window_ns if stream and now < self._latest_ns else 0
-            known = (
-                {
-                    one
-                    for one, (at, time_ns) in stream.msg_ids.items()
-                    if at in stream.messages and time_ns >= since and not stream.is_over(at, now)
-                }
-                if stream
-                else set()
-            )
-            there = known if there is None else there & known
+        streams = [model.streams.get(name) for model in self._world.expectation.models]
+        there = set.intersection(*(self._counted(stream) if stream else set() for stream in streams))
         return self._random.choice(sorted(there)) if there else None
+
+    def _spent_msg_ids(self, name: str) -> set[str]:
+        """Return those of which it depends on the blocks whether they count."""
+        streams = [model.streams[name] for model in self._world.expectation.models if name in model.streams]
+        return {one for stream in streams for one in stream.msg_ids if one not in self._counted(stream)}
+
+    def _counted(self, stream: ModelStream) -> set[str]:
+        # If the clock was set back, what had been forgotten may have been merged, and count by another's time.
+        now = self._world.machine.clock.now
+        since = self._latest_ns - stream.duplicate_window_ns if now < self._latest_ns else 0
+        known = stream.msg_ids.items()
+        return {
+            one
+            for one, (at, time_ns) in known
+            if at in stream.messages and time_ns >= since and not stream.is_over(at, now)
+        }
 
     def _stage(self) -> Operation | None:
         """Write blocks; what becomes of them is decided later, by whichever process."""
@@ -171,7 +200,7 @@ class Operations:
         if not names or undecided or len(self.pending) >= PENDING_MAX:
             return None
         chosen = self._random.sample(names, self._random.randint(1, min(2, len(names))))
-        rows = {name: self._rows(name, with_ttl=False) for name in chosen}  # whose time begins now
+        rows = {name: self._varied(name, self._rows(name, with_ttl=False)) for name in chosen}  # whose time begins now
         lives = {name: self._newest().lives[name] for name in chosen}
 
         def act(store: Store) -> None:
@@ -191,6 +220,8 @@ class Operations:
         one = self._random.choice(self.pending)
         if self._random.random() < 0.7:
             self.pending.remove(one)
+        if any(row.msg_id in self._spent_msg_ids(name) for name, rows in one.rows.items() for row in rows):
+            return None
         for position in one.hurt_on - set(self._world.volumes.bad):
             self._world.volumes.blame(position, "has no copy of what is committed now")
         overwrite = self._random.choice(sorted(one.rows)) if self._random.random() < 0.15 else None
@@ -272,6 +303,8 @@ class Operations:
             "duplicate_window": "1h",
             "num_replicas": self._world.plan.volume_count,
         }
+        if self._world.plan.is_varied:
+            config |= {"compression": self._random.choice(("none", "lz4", "zstd")), "max_msg_size": MAX_SIZE}
         max_msgs = self._random.choice(self._world.plan.limits) if self._world.plan.limits else -1
         config["max_msgs"] = max_msgs
         plan, per_subject, retention = self._world.plan, -1, "limits"
@@ -299,13 +332,46 @@ class Operations:
         return Operation(f"add stream {name}", lambda store: store.add_stream(config), effect, "*", compared=False)
 
     def _delete_stream(self) -> Operation | None:
-        if (name := self._any_stream()) is None:
-            return None
+        return self._deleting(name) if (name := self._any_stream()) is not None else None
+
+    def _deleting(self, name: str) -> Operation:
 
         def effect(model: Model) -> object:
             return None if model.streams.pop(name, None) is not None else GONE
 
         return Operation(f"delete stream {name}", lambda store: store.delete_stream(name), effect, "*")
+
+    # --- what is refused, and changes nothing
+
+    def _be_refused(self) -> Operation | None:
+        makers = (self._append_an_invalid_row, self._change_a_batch, self._add_again, self._delete_none)
+        return self._random.choice(makers)()
+
+    def _append_an_invalid_row(self) -> Operation | None:
+        """Write good rows, and then such among which is a bad one."""
+        if (name := self._any_stream()) is None:
+            return None
+        good, rows, bad = self._rows(name), self._rows(name), self._random.choice(INVALID)
+        rows.insert(self._random.randint(0, len(rows)), replace(bad, subject=bad.subject.format(name)))
+        act = lambda store: store.stream(name).append([to_table(good), to_table(rows)])  # noqa: E731
+        return Operation(f"append {bad.subject}", act, _on(name, lambda stream: Refusal((InvalidMessageError,))))
+
+    def _change_a_batch(self) -> Operation | None:
+        """Write other rows as a batch that is stored."""
+        models, name = self._world.expectation.models, self._any_stream()
+        batches = [set(one.streams[name].batches) if name in one.streams else set() for one in models] if name else []
+        if name is None or not (stored := sorted(set.intersection(*batches))):
+            return None
+        writer, batch = self._random.choice(stored)
+        act = lambda store: store.stream(name).append(to_table([Row(f"{name}.w", b"?")]), WriterBatch(writer, batch))  # noqa: E731
+        return Operation(f"change batch {batch} of {writer}", act, _on(name, lambda stream: Refusal((FencedError,))))
+
+    def _add_again(self) -> Operation | None:
+        return self._adding(name) if (name := self._any_stream()) is not None else None
+
+    def _delete_none(self) -> Operation | None:
+        missing = [name for name in NAMES if name not in self._newest().streams]
+        return self._deleting(self._random.choice(missing)) if missing else None
 
     # --- consumers
 
@@ -386,7 +452,10 @@ class Operations:
 
     # --- looking
 
-    def _read(self) -> Operation:
+    def _ask(self) -> Operation:
+        return self._read(self._compare_answers)
+
+    def _read(self, also: Callable[[Stream, Content], None] = lambda stream, shown: None) -> Operation:
         def act(store: Store) -> None:
             shown = seen_in_store(store)
             if not self._world.volumes.is_any_good_in_sight:
@@ -396,6 +465,7 @@ class Operations:
                 # or too few volumes are in sight for that: what commit records say is shown, with a warning
             self._world.expectation.look(shown, self._world.running, is_final=False)
             for name, content in shown.items():
+                also(store.stream(name), content)
                 if content.messages and self._random.random() < 0.3:
                     at = self._random.randint(1, content.last_sequence)
                     table = store.stream(name).read(at, at + 3, SEEN_COLUMNS).read_all()
@@ -404,6 +474,33 @@ class Operations:
 
         reading = Operation("read everything", partial(_while_streams_come_and_go, act), compared=False)
         return reading
+
+    def _compare_answers(self, stream: Stream, shown: Content) -> None:
+        """Ask in every other way for what a stream has just shown."""
+        self.question_count += 1
+        model, end = ModelStream(dict(shown.messages), shown.last_sequence + 1), shown.last_sequence + 1
+        subject = self._random.choice(FILTERS).format(stream.name)
+        bounds = sorted(self._random.randint(1, end + 2) for _ in range(2))
+        expected = model.matching(*bounds, subject)
+        table = stream.read(*bounds, ["data", "sequence"], subject).read_all()
+        assert table.to_pydict() == {"data": [row.data for _, row in expected], "sequence": [at for at, _ in expected]}
+        chosen = model.matching(None, None, subject)
+        assert _if_there(lambda: stream.last(subject).sequence) == (chosen[-1][0] if chosen else None), subject
+        counts = Counter(row.subject for _, row in chosen)
+        assert stream.subjects(subject) == dict(sorted(counts.items())), subject
+        at = self._random.randint(1, end)
+        got, row = _if_there(lambda: stream.get(at)), model.messages.get(at)
+        assert (got and (got.subject, got.data)) == (row and (row.subject, row.data)), at
+        time_ns = self._random.randint(0, 51)
+        given = [(at, dict(row.headers or ()).get(TIME)) for at, row in shown.messages]
+        later = (at for at, time in given if time is None or int(time) >= time_ns)
+        assert stream.first_at_time(time_ns) == next(later, None), time_ns
+        first = min(model.messages, default=end)
+        missing = [one for one in range(first, end) if one not in model.messages]
+        assert [one for start, stop in stream.gaps() for one in range(start, stop)] == missing
+        state = stream.info()["state"]
+        assert (state["messages"], state["last_seq"]) == (len(model.messages), shown.last_sequence)
+        assert (state["first_seq"], state["num_deleted"]) == (first if shown.last_sequence else 0, len(missing))
 
     def _reopen(self) -> Operation | None:
         world = self._world
@@ -534,6 +631,13 @@ def _on_consumer(name: str, consumer: str, verb: str, argument: Any) -> Callable
         return None
 
     return _on(name, effect)
+
+
+def _if_there(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except NotFoundError:
+        return None
 
 
 def _while_streams_come_and_go(look: Callable[[Store], None], store: Store) -> None:

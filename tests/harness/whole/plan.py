@@ -44,6 +44,7 @@ class Plan:
     ttls_s: tuple[int, ...] = ()  # of which some messages get one
     ages_s: tuple[int, ...] = ()  # max_age, of which streams get one
     marker_ttls_s: tuple[int, ...] = ()  # subject_delete_marker_ttl, likewise
+    is_varied: bool = False  # rows have msg_ids, times and all kinds of headers
 
     def with_merging(self) -> "Plan":
         """Return the plan with blocks that can be merged, and processes that merge them."""
@@ -51,6 +52,21 @@ class Plan:
             **self.operations, "compact": 16, "append": 24, "remove": 6, "publish": 2, "purge": 2, "delete_stream": 1,
         }  # fmt: skip
         return replace(self, operations=operations, block_sizes=(3, 100, 100))
+
+    def with_variety(self) -> "Plan":
+        """Return the plan with rows of all kinds, every question that a stream answers, and calls that are refused."""
+        operations = {
+            **self.operations, "append": 24, "append_as_writer": 8, "stage": 10, "commit": 14, "compact": 16, "ask": 30,
+            "be_refused": 10, "remove": 6, "purge": 6, "fetch": 2, "ack": 2,
+        }  # fmt: skip
+        return replace(
+            self,
+            operations=operations,
+            block_sizes=(3, 100, 100),
+            subject_limits=(-1, -1, 2),
+            retentions=("limits",),
+            is_varied=True,
+        )
 
     def with_copies(self) -> "Plan":
         """Return the plan with volumes that are exchanged for those of a copy of the store that was written on."""
@@ -95,7 +111,7 @@ class Plan:
         """Return what makes the plan one of a kind, by its name."""
         return {
             "merging": self.with_merging, "copies": self.with_copies, "limits": self.with_limits,
-            "retention": self.with_retention, "time": self.with_time,
+            "retention": self.with_retention, "time": self.with_time, "varied": self.with_variety,
         }  # fmt: skip
 
     @property
