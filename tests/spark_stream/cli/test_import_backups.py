@@ -30,7 +30,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServe
 def back_up(connection: Connection, stream: str, folder: Path, with_consumers: bool = True) -> None:
     """Write a backup as `nats stream backup` does."""
     folder.mkdir()
-    target = f"{connection.inbox}.chunks"
+    target = "backup.chunks"  # a server waits two seconds for a subscription of exactly this
+    connection.subscribe(target)
     body = {"deliver_subject": target, "no_consumers": not with_consumers, "chunk_size": 128 * 1024}
     connection.publish(f"$JS.API.STREAM.SNAPSHOT.{stream}", json.dumps(body).encode(), f"{connection.inbox}.begun")
     with (folder / ARCHIVE).open("wb") as file:
