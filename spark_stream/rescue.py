@@ -23,8 +23,8 @@ from storage_core.foreign import side_by_side as foreign_side_by_side
 from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.reconcile import FAIL, check_policy
 from storage_core.paths import Paths, resolve_paths
-from storage_core.store.imports import importing
-from storage_core.store.imports.importing import ImportRequest
+from storage_core.store.ingest import from_server
+from storage_core.store.ingest.from_server import ImportRequest
 from storage_core.store.store import Store
 
 __all__ = ["Drift", "ForeignStore", "Picture", "State", "compare", "import_streams", "open", "picture"]
@@ -73,7 +73,7 @@ def import_streams(
     check_policy("on_data_loss", on_data_loss)
     truncates = isinstance(source, StanStore) and source.truncate_bad_eof
     request = ImportRequest(chosen, dict(as_names or {}), num_replicas, on_data_loss, truncates)
-    return notebook.Info(importing.import_streams(store, source, request, progress), notebook.import_html)
+    return notebook.Info(from_server.import_streams(store, source, request, progress), notebook.import_html)
 
 
 def picture(drift: Drift | Sequence[Drift]) -> "Picture":

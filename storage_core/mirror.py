@@ -41,8 +41,8 @@ from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.reconcile import CONTINUE, FAIL
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.imports.config import consumer_config, default_name
-from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.ingest.from_server import ImportRequest, import_streams
+from storage_core.store.ingest.server_config import consumer_config, default_name
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 from storage_core.store.writing.appends import WriterBatch

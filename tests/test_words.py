@@ -35,7 +35,6 @@ def test_no_variable_is_called_one_or_found() -> None:
 AREAS = ("foreign/nats", "foreign/stan", "foreign", "live", "")
 TWICE = {
     "appends": "metadata.appends applies the command that writing.appends makes",
-    "config": "metadata.config is that of streams, imports.config translates that of servers to it",
     "files": "files is the interface and local disks, objects.files the same for object stores",
     "merging": "metadata.merging applies the command that maintenance.merging makes",
     "retention": "metadata.retention applies the command that writing.retention makes",

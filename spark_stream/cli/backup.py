@@ -107,9 +107,9 @@ def _check_words(
 
 
 def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str, Any]:
-    from storage_core.store.backups.backup import describe, open_backup
-    from storage_core.store.backups.restore import restore_store
     from storage_core.store.environment import reaching
+    from storage_core.store.ingest.backup import describe, open_backup
+    from storage_core.store.ingest.restore import restore_store
 
     env = reaching(storage_options())
     described = describe(open_backup(directory, env))
@@ -124,8 +124,8 @@ def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str,
 def _restore_streams(
     directory: str, names: dict[str, str], volumes: str, force: bool, take_over: bool
 ) -> dict[str, Any]:
-    from storage_core.store.backups.backup import open_backup, selected
     from storage_core.store.environment import REAL
+    from storage_core.store.ingest.backup import open_backup, selected
 
     messages = sum(stream.message_count for stream in selected(open_backup(directory, REAL), list(names)))
     shown = ", ".join(old if old == new else f"{old} as {new}" for old, new in names.items())

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from storage_core.foreign import ForeignStore
-    from storage_core.store.imports.parts import PartRecord, PartTask
+    from storage_core.store.ingest.records import PartRecord
+    from storage_core.store.ingest.server_parts import PartTask
 
 _RANGE = re.compile(r"^sequences? \d+( to \d+)?:? ")  # what a reason begins with, and the line has already
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
@@ -162,17 +163,18 @@ def import_block(
     They get new sequences, or with --first those they had. Exit code 1 if damage is left.
     """
     from storage_core.files import OS_FILES
-    from storage_core.store.imports import blocks
+    from storage_core.store.ingest import block_files
 
     if firsts and len(firsts) != len(files):
         raise WrongUsage(f"--first: {counted(len(firsts), 'sequence')} for {counted(len(files), 'FILE')}")
     damage: list[str] = []
+    on_damage = damage.append if on_data_loss == "continue" else None
     rows: list[dict[str, Any]] = []
     with open_store(store, take_over=take_over) as opened:
         target = opened.stream(stream)
         for path, first in zip_longest(files, firsts or ()):
             with closing(OS_FILES.open(path.resolve())) as file:
-                got = blocks.import_block(target, file, first, damage.append if on_data_loss == "continue" else None)
+                got = block_files.import_block(target, file, first, on_damage)
             rows.append({"file": str(path), "stream": stream, "first": got.start, "end": got.stop})
     for sentence in damage:
         say(f"damaged: {sentence}")
@@ -222,7 +224,7 @@ def _import(
     truncate_bad_eof: bool = False,
 ) -> None:
     from storage_core.errors import DataLossError, UnsupportedVersionError
-    from storage_core.store.imports.importing import ImportRequest, import_streams
+    from storage_core.store.ingest.from_server import ImportRequest, import_streams
 
     for writer in source.writers():
         say(f"warning: {writer.describe()}")
@@ -284,7 +286,7 @@ class _Runner:
 
 
 def _here(tasks: "Sequence[PartTask]", step: Callable[[int], None]) -> "Iterator[PartRecord]":
-    from storage_core.store.imports.parts import write_part
+    from storage_core.store.ingest.server_parts import write_part
 
     for task in tasks:
         yield write_part(task, on_slice=lambda: step(1))

@@ -76,7 +76,7 @@ def _import(
     store: str,
     json: bool,
 ) -> None:
-    from storage_core.store.imports.message_files import import_file
+    from storage_core.store.ingest.message_files import import_file
 
     name = stream or path.name.removesuffix(path.suffix)
     if path.exists() and not path.is_file():

@@ -234,7 +234,7 @@ def copy(
 ) -> None:
     """Copy a stream into another store, with its sequences and consumers; the same command, run again, resumes."""
     from spark_stream.cli.verify import progress_bar
-    from storage_core.store.imports.copying import copy_stream
+    from storage_core.store.ingest.from_store import copy_stream
 
     put_into_environment()  # both stores are opened, and one may be on disks
     source_store, target_store = open_store(store, read_only=True), open_store(target, take_over)

@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from storage_core.errors import StorageError
-from storage_core.store.imports.parts import PartRecord, PartTask, write_part
+from storage_core.store.ingest.records import PartRecord
+from storage_core.store.ingest.server_parts import PartTask, write_part
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

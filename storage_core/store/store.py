@@ -489,7 +489,7 @@ class Store(OpenStore):
         An unfinished backup there is resumed. `progress` gets (blocks done, blocks in all). Returns what is in
         it. Raises what backup.backup does.
         """
-        from storage_core.store.backups import backup
+        from storage_core.store.ingest import backup
 
         return backup.backup(self, directory, names_of(streams), progress)
 
@@ -507,7 +507,7 @@ class Store(OpenStore):
         They may be prefixes in object stores that hold nothing. Raises what restore.restore_store does; then nothing
         was made.
         """
-        from storage_core.store.backups.restore import restore_store
+        from storage_core.store.ingest.restore import restore_store
 
         env = _reaching(resolve_paths(volumes), env, storage_options)
         return cls(restore_store(directory, volumes, progress, env).metadata, env, False, LOCK_TIMEOUT_S)
@@ -521,9 +521,9 @@ class Store(OpenStore):
     ) -> dict[str, Any]:
         """Restore streams of a backup, None for all, under their own names or those of `as_names`: all or none.
 
-        Returns what was restored. Raises what restored_streams.restore_streams does; then the store is as before.
+        Returns what was restored. Raises what from_backup.restore_streams does; then the store is as before.
         """
-        from storage_core.store.backups.restored_streams import restore_streams
+        from storage_core.store.ingest.from_backup import restore_streams
 
         self.check_open()
         return restore_streams(self, directory, names_of(streams), as_names, progress)

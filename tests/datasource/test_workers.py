@@ -106,7 +106,7 @@ sys.stdout.flush()
 print(sum(map(sys.modules.__contains__, HEAVY)), file=sys.stderr)
 """
 # pandas: pyarrow loads it for what is made of Python's values. The others serve what none of these processes does.
-HEAVY = ("pandas", "storage_core.foreign", "storage_core.store.backups", "storage_core.store.imports", "spark_stream")
+HEAVY = ("pandas", "storage_core.foreign", "storage_core.store.ingest", "spark_stream")
 
 
 def run_in_process(code: str, *arguments: str, given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":

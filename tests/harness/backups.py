@@ -8,7 +8,7 @@ from harness.model import Row
 from harness.processes import Machine
 
 from storage_core.errors import NotAStoreError
-from storage_core.store.backups.backup import open_backup
+from storage_core.store.ingest.backup import open_backup
 from storage_core.store.store import Store
 
 BACKUP = Path("/disk/backup")

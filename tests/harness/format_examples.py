@@ -18,8 +18,8 @@ from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
-from storage_core.store.backups import backup_format
-from storage_core.store.backups.backup_format import Manifest
+from storage_core.store.ingest import backup_format
+from storage_core.store.ingest.backup_format import Manifest
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 STORE, VOLUME, INSTANCE = b"S" * 16, b"V" * 16, b"I" * 16

@@ -55,7 +55,7 @@ from storage_core.foreign.stan.repeats import read_numbers
 from storage_core.foreign.stan.scan import scan_file
 from storage_core.schema import read_schema
 from storage_core.sequences import SequenceSet
-from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.ingest.from_server import ImportRequest, import_streams
 from storage_core.store.store import Store
 
 DATA = Path(__file__).parents[1] / "data"

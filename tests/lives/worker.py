@@ -27,7 +27,7 @@ from typer.testing import CliRunner  # noqa: E402
 from pyspark_jstream import Store  # noqa: E402
 from spark_stream.cli.app import app  # noqa: E402
 from storage_core.store import operations  # noqa: E402, F401
-from storage_core.store.backups import backup, restore  # noqa: E402, F401
+from storage_core.store.ingest import backup, restore  # noqa: E402, F401
 from storage_core.store.maintenance import maintenance  # noqa: E402, F401
 from storage_core.store.stream import Stream  # noqa: E402, F401
 from storage_core.store.writing.appends import WriterBatch  # noqa: E402

@@ -14,7 +14,7 @@ from storage_core.block.format import digest_of
 from storage_core.bounded import decode, pack, unpack
 from storage_core.errors import CorruptionError, CorruptRecordError
 from storage_core.metadata.commands import Envelope, TakeOver, decode_envelope, encode_envelope
-from storage_core.store.imports.parts import ImportHead, decode_record
+from storage_core.store.ingest.records import ImportHead, decode_record
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),

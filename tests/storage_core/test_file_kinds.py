@@ -13,7 +13,7 @@ from storage_core.file_kinds import FileKind
 from storage_core.files import OS_FILES
 from storage_core.foreign.nats.block import read_block, read_file
 from storage_core.foreign.stan.directory import read_cluster_id
-from storage_core.store.imports.parts import read_record
+from storage_core.store.ingest.records import read_record
 from storage_core.store.store import Store
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.index import FILE_NAME, VolumeIndex

@@ -24,7 +24,7 @@ from storage_core.store.volume.identity import STREAMS
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 BLOCK_SUFFIX = ".blk"
-PART_SUFFIX = ".part"  # records of an import, beside its blocks: imports/parts.py
+PART_SUFFIX = ".part"  # records of an import, beside its blocks: ingest/records.py
 REPAIR_SUFFIX = ".repair"  # a copy that is about to take the place of a bad one
 
 

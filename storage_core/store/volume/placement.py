@@ -101,6 +101,12 @@ def read_volumes(state: StoreState, stream: StreamState, volumes: Sequence[Volum
     return tuple(sorted(readable, key=rank))
 
 
+def possible_replicas(wanted: int, volume_count: int) -> int:
+    """Return how many replicas a stream gets: as many as are wanted, or as there are volumes, and an odd number."""
+    count = min(wanted, volume_count)
+    return count - (1 - count % 2)
+
+
 def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> tuple[bytes, ...]:
     """Return the volumes for a new stream: those that are of use now, and of them the ones that keep the fewest bytes.
 

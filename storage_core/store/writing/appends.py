@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from storage_core.errors import RequirementError
+from storage_core.errors import NoQuorumError, RequirementError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Append, AppendedBlocks, Event, RecordEvents
 from storage_core.raft.rules import majority
@@ -60,9 +60,17 @@ class CommitResult:
 def make_directories(session: Session, incarnation: bytes, chosen: Sequence[bytes], env: Environment) -> None:
     """Make the directories of a new stream on those of its volumes that can be written, durably, before it exists.
 
-    Raises OSError if that was possible on less than a majority; the others get theirs when they are repaired.
+    Raises NoQuorumError if less than a majority can be written, OSError if that was possible on less than one; the
+    others get theirs when they are repaired.
     """
     volumes = [volume for volume in session.writable if volume.volume_id in chosen]
+    if len(volumes) < majority(len(chosen)):
+        raise NoQuorumError(
+            f"{len(volumes)} of the {len(chosen)} volumes for incarnation {incarnation.hex()} can be written, "
+            f"{majority(len(chosen))} are needed",
+            available=len(volumes),
+            needed=majority(len(chosen)),
+        )
 
     def make(volume: Volume) -> None:
         volume.blocks.prepare([incarnation])

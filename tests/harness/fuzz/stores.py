@@ -41,13 +41,13 @@ from storage_core.foreign.nats.store import NatsStore
 from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.sequences import SequenceSet
-from storage_core.store.backups.backup_format import (
+from storage_core.store.environment import Environment
+from storage_core.store.ingest.backup_format import (
     decode_unfinished,
     encode_unfinished,
 )
-from storage_core.store.environment import Environment
-from storage_core.store.imports.importing import ImportRequest, import_streams
-from storage_core.store.imports.parts import DAMAGE_KEYS, ImportHead, PartRecord, decode_record, encode_record
+from storage_core.store.ingest.from_server import ImportRequest, import_streams
+from storage_core.store.ingest.records import DAMAGE_KEYS, ImportHead, PartRecord, decode_record, encode_record
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 from storage_core.store.volume.identity import VolumeIdentity, decode_mark, encode_mark

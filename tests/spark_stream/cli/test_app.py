@@ -224,9 +224,9 @@ def test_starting_imports_neither_arrow_nor_spark() -> None:
 NOT_FOR_METADATA = {
     *("pyarrow", "pandas", "pyspark", "pydantic", "jinja2", "rich", "starlette", "obstore"),
     *("storage_core.comparison", "storage_core.foreign", "storage_core.block.reader", "storage_core.block.writer"),
-    *("storage_core.store.writing.appends", "storage_core.store.reading.reading", "storage_core.store.imports"),
+    *("storage_core.store.writing.appends", "storage_core.store.reading.reading", "storage_core.store.ingest"),
     *("storage_core.store.reading.plan", "storage_core.store.ensemble.creation"),
-    *("storage_core.store.maintenance.maintenance", "storage_core.store.recovery.repair", "storage_core.store.backups"),
+    *("storage_core.store.maintenance.maintenance", "storage_core.store.recovery.repair"),
 }
 
 

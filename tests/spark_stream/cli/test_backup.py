@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage_core import Store
-from storage_core.store.backups.backup import backup
+from storage_core.store.ingest.backup import backup
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "cli"
 
@@ -61,7 +61,7 @@ def test_a_stream_comes_back_into_its_store_or_beside_itself(jstream, orders, sa
     before = data_of(str(volume), jstream)
     exists = jstream("restore", saved, "--stream", "ORDERS", "--force")
     assert exists.code == 1
-    assert "stream 'ORDERS' exists: restore it under another name (--as), or delete this one first" in exists.err
+    assert "stream 'ORDERS' exists: choose another name (--as), or delete this one first" in exists.err
     jstream.done(
         "restore", saved, "--stream", "ORDERS", "--as", "COPY", "--stream", "NOTES", "--as", "EMPTY", "--force"
     )

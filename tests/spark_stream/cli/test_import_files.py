@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from storage_core import Store
 from storage_core.errors import RequirementError
 from storage_core.schema import HEADERS_TYPE
-from storage_core.store.imports import message_files
+from storage_core.store.ingest import message_files
 
 VALUES = st.none() | st.binary(max_size=9) | st.text(max_size=9).map(str.encode)
 MESSAGES = st.lists(

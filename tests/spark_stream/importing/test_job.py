@@ -15,8 +15,8 @@ from spark_stream.importing import job
 from storage_core import Store
 from storage_core.errors import DataLossError
 from storage_core.foreign import open_foreign, read_foreign_slice
-from storage_core.store.imports import importing
-from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.ingest import server_streams
+from storage_core.store.ingest.from_server import ImportRequest, import_streams
 
 pytestmark = pytest.mark.spark
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -35,7 +35,7 @@ def expected(source: Any, stream: str) -> list[dict[str, Any]]:
 def test_parts_are_written_by_tasks_and_come_in_order(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "PART_SIZE", 1)
+    monkeypatch.setattr(server_streams, "PART_SIZE", 1)
     monkeypatch.setattr(job, "WAVE", 1)
     source = open_foreign(DATA / "nats" / "plain-multiblock" / "store")
     (name,) = source.streams()

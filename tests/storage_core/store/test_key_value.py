@@ -19,7 +19,7 @@ from storage_core.errors import (
     StaleIncarnationError,
 )
 from storage_core.foreign import open_foreign
-from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.ingest.from_server import ImportRequest, import_streams
 from storage_core.store.key_value import DELETE, PURGE, PUT, KeyValue
 
 

@@ -22,8 +22,8 @@ from storage_core.foreign.nats.index import INDEX_MAGIC, SET_MAGIC, highwayhash_
 from storage_core.foreign.nats.record import SIZE_MIN, block_key
 from storage_core.foreign.nats.scan import RECORD_COUNT_MAX
 from storage_core.foreign.side_by_side import compare
-from storage_core.store.imports import importing
-from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.ingest import from_server
+from storage_core.store.ingest.from_server import ImportRequest, import_streams
 from storage_core.store.store import Store
 
 MEMORY_MAX = 500 << 20  # bytes, of a process that reads one of these
@@ -321,7 +321,7 @@ def test_an_import_lists_a_bounded_number_of_places(
     make_stream: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_foreign(make_stream("S", {1: every_second_damaged()}))
-    monkeypatch.setattr(importing, "DAMAGE_COUNT_MAX", 10)
+    monkeypatch.setattr(from_server, "DAMAGE_COUNT_MAX", 10)
     with Store.create(tmp_path / "volume") as store:
         report = import_streams(store, source, ImportRequest(on_data_loss="continue"))
         assert store.stream("S").state().message_count == DENSE // 2

@@ -14,7 +14,6 @@ that ended in 2 or 3. Source: docs/formats/backup.md, sections 4 and 5.
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,21 +32,22 @@ from storage_core.paths import Paths, is_in_object_store, real_place, resolve_pa
 from storage_core.paths import check_apart as check_volumes_apart
 from storage_core.quantities import rfc3339
 from storage_core.store import lock_domain
-from storage_core.store.backups.backup import (
-    PathLike,
-    Progress,
-    check_apart,
-    describe,
-    open_backup,
-)
-from storage_core.store.backups.backup_format import Backup
 from storage_core.store.ensemble import creation, interrupted_creation
 from storage_core.store.ensemble.interrupted_creation import PartialVolume
 from storage_core.store.ensemble.metadata_client import MetadataClient, translated
 from storage_core.store.environment import REAL, Environment
+from storage_core.store.ingest.backup import (
+    PathLike,
+    check_apart,
+    describe,
+    open_backup,
+)
+from storage_core.store.ingest.backup_format import Backup
+from storage_core.store.ingest.progress import Progress, ProgressCounter
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.live_blocks import live_blocks
+from storage_core.store.volume import placement
 from storage_core.store.volume.identity import RESTORING, STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
@@ -67,7 +67,7 @@ def restore_store(
 ) -> Restored:
     """Make a store of a backup on `volumes`: one, three or five directories that are missing or empty, or prefixes.
 
-    `progress` hears (blocks done, blocks in all). Raises NotAStoreError (no backup), CorruptionError (a damaged one),
+    `progress` gets (blocks done, blocks in all). Raises NotAStoreError (no backup), CorruptionError (a damaged one),
     UnsupportedVersionError, AlreadyExistsError (a volume that is not empty), DiskFullError and its like; then
     everything is as it was before.
     """
@@ -103,21 +103,6 @@ def _report(backup: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
 
 
 # --- checking
-
-
-class ProgressCounter:
-    """Counts pieces of work that several threads do."""
-
-    def __init__(self, report: Progress | None, total: int) -> None:
-        self._report, self._total, self._done = report, total, 0
-        self._mutex = threading.Lock()
-        self.is_stopped = False  # nobody waits for the work any more
-
-    def step(self) -> None:
-        with self._mutex:
-            self._done += 1
-            if self._report is not None:
-                self._report(self._done, self._total)
 
 
 def check_files(backup: Backup, streams: Sequence[StreamState], progress: ProgressCounter, env: Environment) -> None:
@@ -256,14 +241,14 @@ def _state_on(volumes: Sequence[Volume], backup: Backup, env: Environment) -> St
     old, kept = [voter.volume_id for voter in state.voters], dict.fromkeys((volume.volume_id for volume in volumes), 0)
     streams = {}
     for key, stream in state.streams.items():
-        placement = _placement(stream, old, kept)
+        placed = _placement(stream, old, kept)
         rows = stream.blocks.rows.copy()
-        rows["holders"] = (1 << len(placement)) - 1
-        for volume_id in placement:
+        rows["holders"] = (1 << len(placed)) - 1
+        for volume_id in placed:
             kept[volume_id] += int(rows["file_size"].sum())
-        config = msgspec.structs.replace(stream.config, num_replicas=len(placement))
+        config = msgspec.structs.replace(stream.config, num_replicas=len(placed))
         blocks, none = Table.of(rows), Table.of(rows[:0])  # a backup has no copies of what was lost
-        streams[key] = replace(stream, config=config, placement=placement, blocks=blocks, lost_blocks=none)
+        streams[key] = replace(stream, config=config, placement=placed, blocks=blocks, lost_blocks=none)
     return replace(
         state,
         voters=voters,
@@ -295,8 +280,7 @@ def _placement(stream: StreamState, old: Sequence[bytes], kept: Mapping[bytes, i
     `kept`: bytes by new volume, in their order.
     """
     new = list(kept)
-    wanted = min(stream.config.num_replicas, len(new))
-    wanted -= 1 - wanted % 2
+    wanted = placement.possible_replicas(stream.config.num_replicas, len(new))
     same = [new[old.index(volume_id) % len(new)] for volume_id in stream.placement if volume_id in old]
     emptiest = sorted(new, key=lambda volume_id: kept[volume_id])
     chosen = list(dict.fromkeys([*same, *emptiest]))[:wanted]

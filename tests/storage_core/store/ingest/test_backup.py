@@ -36,11 +36,11 @@ from storage_core.errors import (
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StoreState, encode_state, encode_stream
 from storage_core.raft import log_format
-from storage_core.store.backups import backup_format, restored_streams
-from storage_core.store.backups.backup import backup, open_backup, read_manifest
-from storage_core.store.backups.restore import restore_store
 from storage_core.store.ensemble import creation
 from storage_core.store.environment import REAL
+from storage_core.store.ingest import assembly, backup_format
+from storage_core.store.ingest.backup import backup, open_backup, read_manifest
+from storage_core.store.ingest.restore import restore_store
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.store import Store
 
@@ -486,8 +486,8 @@ def test_streams_that_no_entry_takes_are_not_restored_into_a_store(
 ) -> None:
     machine = saved.copy()
     store = machine.open()
-    monkeypatch.setattr(restored_streams, "STREAMS_SIZE_MAX", 256)
-    with pytest.raises(RequirementError, match=r"bytes of metadata, one entry takes 256; restore some"):
+    monkeypatch.setattr(assembly, "STREAMS_SIZE_MAX", 256)
+    with pytest.raises(RequirementError, match=r"bytes of metadata, one entry takes 256; name some"):
         store.restore_streams(BACKUP, None, {"orders": "copy-1", "notes": "copy-2"})
     assert store.streams() == ["notes", "orders"]
     assert store.verify()["ok"]

@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 from spark_stream.cli.app import app
 from storage_core import Store
-from storage_core.errors import AlreadyExistsError, DataLossError
-from storage_core.store.imports.copying import copy_stream
+from storage_core.errors import AlreadyExistsError, DataLossError, LimitExceededError
+from storage_core.store.ingest.from_store import copy_stream
 
 COLUMNS = ["sequence", "subject", "timestamp_ns", "headers", "data"]
 # Copies stream ORDERS of the first store into the second, and is killed when so many blocks are done.
 COPY = """
 import os, signal, sys
 from storage_core import Store
-from storage_core.store.imports.copying import copy_stream
+from storage_core.store.ingest.from_store import copy_stream
 source, target, count = sys.argv[1].split(","), sys.argv[2].split(","), int(sys.argv[3])
 
 def progress(done, total):
@@ -94,8 +94,12 @@ def test_copy_whose_process_is_killed_is_resumed(disks: list[str], buckets: list
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert target.streams() == [], "nothing is seen before all of it is there"
     source.stream("ORDERS").append([{"subject": "orders.late", "data": b"late"}])
+    if not to_buckets:  # one copy of a block that is written already is not enough
+        (first, *_) = sorted(Path(disks[0]).rglob("*.blk"))
+        for volume in disks[:2]:
+            _damage(next(Path(volume).rglob(first.name)))
     resumed = copy_stream(source, target, "ORDERS")
-    assert (resumed["copied"], resumed["blocks"], resumed["last_seq"]) == (4, 10, 201)
+    assert (resumed["copied"], resumed["blocks"], resumed["last_seq"]) == (4 if to_buckets else 5, 10, 201)
     assert content(target) == content(source)
     assert target.verify()["ok"]
     left = [name for volume in target.volumes() for name in volume.blocks.records(target.stream("ORDERS").incarnation)]
@@ -133,6 +137,15 @@ def test_block_of_which_no_copy_is_whole_is_named_and_others_do(tmp_path: Path, 
     with pytest.raises(DataLossError, match=r"no copy of sequences \d+ to \d+ is whole.*jstream repair"):
         copy_stream(source, target, "ORDERS")
     assert target.streams() == []
+
+
+def test_copy_that_the_target_has_no_room_for_is_refused_before_anything_is_written(
+    tmp_path: Path, disks: list[str]
+) -> None:
+    source, target = fill(disks), Store.create(tmp_path / "other", max_msgs=100)
+    with pytest.raises(LimitExceededError):
+        copy_stream(source, target, "ORDERS")
+    assert not len(target.view().state.pending_deletes), "no directory was prepared"
 
 
 def _damage(path: Path) -> None:

@@ -25,7 +25,6 @@ from storage_core.metadata.retention import beginning
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.imports.parts import readable
 
 SECOND_NS = 1_000_000_000
 ACK_WAIT_MAX_NS = 365 * 86_400 * SECOND_NS  # for a deadline of what was sent before; keeps it an int64
@@ -40,6 +39,11 @@ _STAN_IDENTITY = ("id", "client_id", "queue_group", "is_offline", "inbox", "ack_
 
 
 # --- names
+
+
+def readable(text: str) -> str:
+    """Return the text with what no UTF-8 can say (names of files hold any bytes) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def default_name(foreign: str) -> str:

@@ -98,7 +98,7 @@ def import_file(
     new_sequences: bool = False,
     progress: Progress | None = None,
 ) -> ImportedFile:
-    """Append the messages of a file to a stream, all of them or none, once; `progress` hears of bytes, or of rows.
+    """Append the messages of a file to a stream, all of them or none, once; `progress` gets bytes, or rows.
 
     Messages keep their sequences if they have some, unless they are to get `new_sequences`. `subject`: of those without
     one. Bad rows go to the stream `dead_letters` in the same commit, as they are, with a reason; without it this raises

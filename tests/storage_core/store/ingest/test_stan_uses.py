@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from storage_core.errors import RequirementError
-from storage_core.store.imports.stan_uses import StoreUse, check_use
+from storage_core.store.ingest.stan_uses import StoreUse, check_use
 
 PLAIN = StoreUse("fix", "/data/stan", "one", truncate_bad_eof=False)
 CUT = replace(PLAIN, truncate_bad_eof=True)

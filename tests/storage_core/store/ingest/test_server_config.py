@@ -13,7 +13,7 @@ from storage_core.foreign.slices import ForeignStream
 from storage_core.metadata.config import NAME_PATTERN, StreamConfig
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.imports.config import (
+from storage_core.store.ingest.server_config import (
     default_name,
     stream_config,
     stream_names,

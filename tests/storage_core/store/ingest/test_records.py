@@ -9,7 +9,7 @@ import pytest
 from storage_core.errors import CorruptRecordError, UnsupportedVersionError
 from storage_core.files import OS_FILES
 from storage_core.sequences import SequenceSet
-from storage_core.store.imports.parts import (
+from storage_core.store.ingest.records import (
     DAMAGE_KEYS,
     HEAD_FILE,
     ImportHead,
@@ -58,7 +58,7 @@ def test_damage_with_other_columns_is_no_record_of_a_part() -> None:
 
 
 def test_a_record_of_a_newer_program_is_told_apart_from_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_core.store.imports.parts.FORMAT_VERSION", 2)
+    monkeypatch.setattr("storage_core.store.ingest.records.FORMAT_VERSION", 2)
     encoded = encode_record(HEAD)
     monkeypatch.undo()
     with pytest.raises(UnsupportedVersionError, match="has version 2; this program reads version 1"):

@@ -6,13 +6,13 @@
     4  the mark is taken away; only now is there a backup
 
 What is in it is decided by one view at the beginning: blocks never change, and those that are removed meanwhile stay on
-the volumes for deleted_block_retention. No lock of the store is held. An interrupted backup is gone on with by making
-it again: it is then one of that time, and blocks that are there and whole are not copied again.
+the volumes for deleted_block_retention. No lock of the store is held. An interrupted backup is resumed by making it
+again: it is then one of that time, and blocks that are there and whole are not copied again.
 """
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,10 +37,11 @@ from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, 
 from storage_core.os_errors import raise_if_of_process
 from storage_core.paths import is_in_object_store
 from storage_core.quantities import rfc3339
-from storage_core.store.backups import backup_format as layout
-from storage_core.store.backups.backup_format import Backup, BackupBlocks, Manifest
 from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import Environment
+from storage_core.store.ingest import backup_format as layout
+from storage_core.store.ingest.backup_format import Backup, BackupBlocks, Manifest
+from storage_core.store.ingest.progress import Progress
 from storage_core.store.opened import OpenStore
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
@@ -48,7 +49,6 @@ from storage_core.store.volume import identity, locks, placement
 from storage_core.store.volume.block_store import REPAIR_SUFFIX, BlockStore
 from storage_core.suggestions import instead
 
-Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
 
 
@@ -57,7 +57,7 @@ def backup(
 ) -> dict[str, Any]:
     """Back up the store, or these streams, into a directory that is missing, empty or holds an unfinished backup.
 
-    `progress` hears (blocks done, blocks in all). Returns what is in it. Raises NotFoundError (no such stream),
+    `progress` gets (blocks done, blocks in all). Returns what is in it. Raises NotFoundError (no such stream),
     AlreadyExistsError (something else is there, or a finished backup), DataLossError (a block of which no copy is
     whole: `repair` says what is lost), StalePlanError (it took longer than removed messages are kept), DiskFullError.
     """

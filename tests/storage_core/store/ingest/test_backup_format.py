@@ -9,8 +9,8 @@ from harness.format_examples import backup_manifest
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES
-from storage_core.store.backups import backup_format
-from storage_core.store.backups.backup_format import Manifest
+from storage_core.store.ingest import backup_format
+from storage_core.store.ingest.backup_format import Manifest
 from storage_core.store.replicas.live_blocks import live_blocks
 from storage_core.store.volume.block_store import BlockStore
 

@@ -16,8 +16,8 @@ from harness.processes import Machine
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 from storage_core.errors import AlreadyExistsError, DiskFullError, NotAStoreError, StorageError
-from storage_core.store.backups import backup_format
-from storage_core.store.backups.backup import backup
+from storage_core.store.ingest import backup_format
+from storage_core.store.ingest.backup import backup
 from storage_core.store.store import Store
 from storage_core.store.volume import identity
 

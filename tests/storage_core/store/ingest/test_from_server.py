@@ -28,11 +28,12 @@ from storage_core.errors import (
 )
 from storage_core.files import OS_FILES
 from storage_core.foreign import ForeignStore, open_foreign, read_foreign_slice
-from storage_core.store.backups.restored_streams import PREPARED_NS
-from storage_core.store.imports import importing
-from storage_core.store.imports.config import default_name
-from storage_core.store.imports.importing import ImportRequest, import_streams
-from storage_core.store.imports.parts import PartRecord, PartTask, write_part
+from storage_core.store.ingest import from_server, server_streams
+from storage_core.store.ingest.from_server import ImportRequest, import_streams
+from storage_core.store.ingest.preparation import PREPARED_NS
+from storage_core.store.ingest.records import PartRecord
+from storage_core.store.ingest.server_config import default_name
+from storage_core.store.ingest.server_parts import PartTask, write_part
 from storage_core.store.store import Store
 
 DATA = Path(__file__).parents[3] / "data"
@@ -318,7 +319,7 @@ def test_messages_without_a_checksum_that_holds_are_read_if_asked_for_and_told()
 
 def parted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every block file be a part."""
-    monkeypatch.setattr(importing, "PART_SIZE", 1)
+    monkeypatch.setattr(server_streams, "PART_SIZE", 1)
 
 
 def test_an_import_goes_on_with_the_parts_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +372,26 @@ def test_a_source_that_has_changed_is_another_import(tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-300])
     with pytest.raises(AlreadyExistsError, match=r"exists: an import made it, of another source or of this one before"):
         import_streams(store, open_foreign(place), ImportRequest())
+
+
+def test_damage_in_what_a_source_has_grown_by_stops_the_import_or_is_reported(tmp_path: Path) -> None:
+    store, place = Machine(4).create(), tmp_path / "store"
+    shutil.copytree(DATA / "nats" / "damaged-no-index" / "store", place)
+    last = max(place.rglob("*.blk"))
+    content = last.read_bytes()
+    last.unlink()
+    (before,) = import_streams(store, open_foreign(place), CONTINUE)["streams"]
+    last.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+    with pytest.raises(DataLossError):
+        import_streams(store, open_foreign(place), ImportRequest())
+    report = import_streams(store, open_foreign(place), CONTINUE)
+    (grown,) = report["streams"]
+    assert (grown["first_seq"], grown["already"], report["ok"]) == (before["last_seq"] + 1, False, False)
+    assert set(grown) == set(before)
+    assert grown["damaged"] and report["damage"][0]["file"] == str(last)
+    expected = [row for row in read(open_foreign(place), grown["source"]) if row["sequence"] > before["last_seq"]]
+    assert rows_of(store, grown["name"])[before["messages"] :] == expected
+    assert grown["messages"] == len(expected)
 
 
 def test_tasks_may_be_done_twice_and_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,7 +578,7 @@ def test_a_source_that_a_task_cannot_see_is_not_taken_for_lost(tmp_path: Path) -
 def test_more_streams_than_one_entry_takes_come_in_several(
     tmp_path: Path, make_store: Callable[[Path, int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "STREAMS_AT_ONCE", 3)
+    monkeypatch.setattr(from_server, "STREAMS_AT_ONCE", 3)
     store = Machine(1).create()
     progress: list[tuple[int, int]] = []
     source = open_foreign(make_store(tmp_path, 7), "stan")

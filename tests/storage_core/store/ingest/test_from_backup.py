@@ -21,8 +21,9 @@ from storage_core.errors import (
     RequirementError,
     StorageError,
 )
-from storage_core.store.backups.backup import backup
-from storage_core.store.backups.restored_streams import PREPARED_NS, restore_streams
+from storage_core.store.ingest.backup import backup
+from storage_core.store.ingest.from_backup import restore_streams
+from storage_core.store.ingest.preparation import PREPARED_NS
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 
@@ -125,11 +126,11 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_made(saved: Machi
     store = machine.open()
     before, index = files_below(machine, machine.paths[0]), store.view().index
     refused: list[tuple[list[str] | None, dict[str, str] | None, type[Exception], str]] = [
-        (None, None, AlreadyExistsError, "stream 'notes' exists: restore it under another name"),
+        (None, None, AlreadyExistsError, "stream 'notes' exists: choose another name"),
         (["orders"], {"orders": "Notes"}, AlreadyExistsError, "stream 'notes' exists"),
         (["order"], None, NotFoundError, "no stream 'order' in the backup /disk/backup; did you mean 'orders'"),
         (["orders"], {"notes": "copy"}, ValueError, "'notes' is not among the streams"),
-        (["orders"], {"orders": "../copy"}, ValueError, r"'\.\./copy' is no name of a stream"),
+        (["orders"], {"orders": "../copy"}, ValueError, r"as_names: '\.\./copy' is not 1 to 128"),
         (["orders", "notes"], {"orders": "copy", "notes": "COPY"}, ValueError, "two streams cannot have one name"),
     ]
     for streams, as_names, error, reason in refused:

@@ -20,7 +20,7 @@ def import_block(
     """Put the messages of a block file into a stream; return the sequences of the block, also if it was stored before.
 
     `first`: the sequence that the block began with, so that its messages keep theirs; else they get the next ones.
-    `on_damage` hears of each frame that is left out. Raises CorruptionError for a file that is no whole block, and
+    `on_damage` gets each frame that is left out. Raises CorruptionError for a file that is no whole block, and
     without `on_damage` for a damaged frame; RequirementError if they cannot keep their sequences; OSError; what
     `Stream.append` raises. Then nothing was stored.
     """

@@ -25,9 +25,9 @@ from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StoreState, Streams, StreamState, encode_state
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
-from storage_core.store.backups import backup_format
-from storage_core.store.backups.backup import backup, open_backup
 from storage_core.store.environment import REAL
+from storage_core.store.ingest import backup_format
+from storage_core.store.ingest.backup import backup, open_backup
 from storage_core.store.store import Store
 
 SECONDS_MAX, MEMORY_MAX = 5.0, 500 << 20
