@@ -65,6 +65,7 @@ def reader(machine: Machine, **keys: Any) -> Consumer:
 # --- fetching and acknowledging
 
 
+@pytest.mark.buckets
 def test_messages_are_handed_out_once_and_acknowledged_for_good(machine: Machine) -> None:
     consumer = reader(machine)
     table = consumer.fetch(4, 0)
@@ -241,6 +242,7 @@ def test_a_pause_lasts_no_longer_because_the_clock_was_ahead_when_it_began(machi
     assert (fetched(reader(machine), 1), reader(machine).info()["paused"]) == ([1], False)
 
 
+@pytest.mark.buckets
 def test_a_fetch_that_waits_returns_what_another_process_appends(machine: Machine) -> None:
     consumer = reader(machine)
     assert len(fetched(consumer, 100)) == 10
@@ -267,6 +269,7 @@ def test_without_a_limit_a_million_may_wait() -> None:
     assert [consumer.fetch(700_000, 0).num_rows for _ in range(3)] == [700_000, 300_000, 0]
 
 
+@pytest.mark.buckets
 def test_two_processes_share_the_messages(machine: Machine) -> None:
     one, two = reader(machine), reader(machine)
     got = [fetched(which, 2) for which in (one, two, one, two, two, one)]
@@ -276,6 +279,7 @@ def test_two_processes_share_the_messages(machine: Machine) -> None:
     assert (fetched(one, 3), fetched(two, 9)) == ([6, 7, 8], [9, 10])
 
 
+@pytest.mark.buckets
 def test_a_fetch_and_its_acknowledgement_cost_a_round_of_fsyncs_each(machine: Machine) -> None:
     rounds: list[Call] = []
 
@@ -365,6 +369,7 @@ def test_stuck_consumer_with_policy_fail_says_what_is_gone_until_it_is_reset(vol
     assert [one["kind"] for one in again.info()["events"]] == ["consumer_failed", "consumer_reset"]
 
 
+@pytest.mark.buckets
 def test_an_older_copy_of_the_store_that_grew_again_hands_out_what_is_new_in_it() -> None:
     machine = Machine(7)
     stream = machine.create().add_stream(ORDERS)
@@ -380,6 +385,7 @@ def test_an_older_copy_of_the_store_that_grew_again_hands_out_what_is_new_in_it(
     assert table.column("subject").to_pylist() == ["orders.eu"] * 4 + ["orders.us"] * 50
 
 
+@pytest.mark.buckets
 def test_a_stream_made_again_under_its_name_is_another_one_and_says_so(machine: Machine) -> None:
     consumer = reader(machine)
     store = machine.open()
@@ -548,6 +554,7 @@ def test_consumers_are_listed_counted_and_deleted(machine: Machine) -> None:
         other.fetch(1, 0)
 
 
+@pytest.mark.buckets
 def test_a_store_opened_for_reading_shows_consumers_and_moves_none(machine: Machine) -> None:
     consumer = reader(machine, read_only=True)
     assert consumer.info()["num_pending"] == 10

@@ -120,6 +120,7 @@ def test_a_report_is_of_all_streams_or_of_those_that_are_named(store: Store) -> 
         consumer_report(store, ["order"])
 
 
+@pytest.mark.buckets
 def test_a_report_says_who_waits_for_a_decision_and_who_goes_on_and_writes_nothing(store: Store) -> None:
     stream = store.stream("orders")
     stream.add_consumer({"name": "goes-on"})

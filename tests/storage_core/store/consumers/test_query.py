@@ -201,6 +201,7 @@ def test_streams_and_consumers_that_there_are_not_are_named(machine: Machine) ->
 # --- what became of the streams
 
 
+@pytest.mark.buckets
 def test_without_news_reconciliation_is_free_of_locks_and_changes_nothing(machine: Machine) -> None:
     store, calls = counting(machine, *LOCKING, "sync", "write")
     reader = QueryReader(store, "etl")
@@ -283,6 +284,7 @@ def test_a_head_that_is_removed_before_it_was_read_is_news_and_one_that_was_read
     assert kinds.count("consumer_reconciled") == 1, "it had read what was removed, and only had not said so yet"
 
 
+@pytest.mark.buckets
 def test_a_stream_that_is_gone_is_news_and_is_then_left_out(machine: Machine) -> None:
     reader = QueryReader(machine.open(), "etl")
     at = reader.begin({"orders": Start(1)})
@@ -349,6 +351,7 @@ def test_the_consumer_of_a_query_with_a_checkpoint_is_made_where_that_stands(mac
 # --- what was done
 
 
+@pytest.mark.buckets
 def test_an_acknowledgement_never_moves_a_consumer_back(machine: Machine) -> None:
     at = begin(machine, Start(1))
     acknowledge(machine, read_on(machine, at, 9))

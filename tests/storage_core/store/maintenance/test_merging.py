@@ -67,6 +67,7 @@ def files_of(machine: Machine, store: Store) -> list[set[str]]:
     return [set(machine.files().list_directory(block_directory(one, directory))) for one in machine.paths]
 
 
+@pytest.mark.buckets
 def test_a_compacted_stream_shows_the_same_in_one_block() -> None:
     machine = Machine(1, volume_count=3)
     store = filled(machine, 9)
@@ -134,6 +135,7 @@ def test_removed_messages_are_dropped_and_stay_removed() -> None:
     assert [number for number, _ in seen_in_stream(stream).messages] == [3, 6, 8, 9, 10, 11, 13]
 
 
+@pytest.mark.buckets
 def test_readers_of_older_plans_go_on_with_the_old_blocks() -> None:
     machine = Machine(1)
     store = filled(machine, 5)
@@ -143,6 +145,7 @@ def test_readers_of_older_plans_go_on_with_the_old_blocks() -> None:
     assert reader.read_all()["sequence"].to_pylist() == [number for number, _ in before.messages]
 
 
+@pytest.mark.buckets
 def test_old_blocks_are_unlinked_when_they_have_been_kept_for_long_enough() -> None:
     machine = Machine(1, volume_count=3)
     store = filled(machine, 5, deleted_block_retention="1h")
@@ -289,6 +292,7 @@ def unlink_old_blocks(machine: Machine, store: Store) -> None:
     assert len(store.view().state.replaced) == 0
 
 
+@pytest.mark.buckets
 @pytest.mark.parametrize("volume_count", [1, 3])
 @pytest.mark.parametrize("subject", [None, "orders.y"])
 def test_a_plan_whose_blocks_are_gone_reads_the_same_from_those_they_were_merged_into(
@@ -449,6 +453,7 @@ def in_another_process() -> Iterator[None]:
         yield
 
 
+@pytest.mark.buckets
 def test_a_merge_that_was_killed_leaves_an_orphan_that_is_swept() -> None:
     machine = Machine(1, volume_count=3)
     store = filled(machine, 5)
@@ -580,6 +585,7 @@ def test_blocks_of_an_adopted_stream_are_merged_where_they_lie_and_orphans_there
     assert seen_in_store(adopted)[NAME].messages[:12] == expected[NAME].messages
 
 
+@pytest.mark.buckets
 def test_a_merge_needs_a_majority_and_names_who_took_it() -> None:
     machine = Machine(1, volume_count=3)
     store = filled(machine, 4)

@@ -61,6 +61,7 @@ def test_subjects_that_no_footer_lists_are_found_too() -> None:
     assert last_of(stream) == wanted
 
 
+@pytest.mark.buckets
 def test_blocks_that_have_only_older_messages_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = made(3)
     for _ in range(20):

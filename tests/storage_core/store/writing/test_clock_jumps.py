@@ -48,6 +48,7 @@ def test_a_clock_that_was_set_right_again_does_not_end_the_window() -> None:
     assert work.publish("w", "job", msg_id="1").duplicate
 
 
+@pytest.mark.buckets
 def test_times_of_entries_never_fall_and_pass_as_fast_as_clocks() -> None:
     state = StoreState(time_ns=1_000, clock_ns=1_000)
     assert [state.time_at(clock) for clock in (1_500, 1_000, 400)] == [1_500, 1_001, 1_001]

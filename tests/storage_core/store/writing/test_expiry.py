@@ -24,6 +24,7 @@ def left(stream: Stream) -> list[int]:
     return sequences
 
 
+@pytest.mark.buckets
 def test_messages_go_with_an_append_and_by_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(1, 3)
     stream = made(machine, block_max_msgs=3)

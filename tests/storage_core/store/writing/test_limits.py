@@ -41,6 +41,7 @@ def sequences_of(stream: Stream) -> list[int]:
 # --- the oldest go
 
 
+@pytest.mark.buckets
 def test_a_full_stream_keeps_the_newest_messages() -> None:
     stream = made(Machine(1), max_msgs=3)
     assert stream.append(rows("a", "b", "c", "d", "e")) == range(1, 6)
@@ -201,6 +202,7 @@ def test_consumers_miss_what_a_limit_takes_and_have_not_acknowledged_it() -> Non
     ]
 
 
+@pytest.mark.buckets
 def test_an_append_stays_stored_where_the_edge_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(11)
     stream = made(machine, max_msgs=2)

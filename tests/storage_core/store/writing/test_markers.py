@@ -37,6 +37,7 @@ def later(machine: Machine, seconds: float) -> Store:
     return store
 
 
+@pytest.mark.buckets
 def test_age_leaves_a_marker_of_each_subject_and_none_of_a_marker() -> None:
     machine = Machine(1, 3)
     stream = made(machine, max_age="2h")
@@ -106,6 +107,7 @@ def test_they_go_by_the_limits_of_their_stream_and_are_no_reason_to_keep_what_is
     assert (event["stream"], "max_bytes" in event["reason"]) == ("S", True)
 
 
+@pytest.mark.buckets
 def test_what_nobody_can_read_now_waits_for_its_marker() -> None:
     machine = Machine(5)
     stream = made(machine, max_age="1m")

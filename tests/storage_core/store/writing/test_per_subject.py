@@ -33,6 +33,7 @@ def left(stream: Stream) -> list[int]:
     return sequences
 
 
+@pytest.mark.buckets
 def test_the_newest_of_each_subject_stay_and_one_entry_does_it() -> None:
     machine = Machine(1)
     stream = made(machine)
@@ -122,6 +123,7 @@ def test_where_a_block_is_lost_subjects_keep_more_or_the_append_is_refused(
     assert list(stream.state().shown().ranges()) == [(1, 3), (5, 8)]
 
 
+@pytest.mark.buckets
 def test_a_crash_in_an_append_leaves_all_of_it_or_nothing() -> None:
     machine = Machine(8)
     made(machine).append(rows("abc"))

@@ -120,6 +120,7 @@ def test_planted_mistakes_are_noticed(mutant: str) -> None:
         lived_all()
 
 
+@pytest.mark.buckets
 def test_nothing_that_a_consumer_needs_goes_whoever_asks() -> None:
     machine = Machine(1)
     stream = stream_of(machine, retention="interest")

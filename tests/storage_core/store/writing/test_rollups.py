@@ -26,6 +26,7 @@ def left(stream: Stream) -> list[int]:
     return sequences
 
 
+@pytest.mark.buckets
 @pytest.mark.parametrize("filters_max", [rollups.FILTERS_MAX, 0])
 def test_rollups_within_one_append_and_before_it(filters_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollups, "FILTERS_MAX", filters_max)
@@ -46,6 +47,7 @@ def test_consumers_have_missed_what_was_rolled_up() -> None:
     assert consumer.fetch(9, 0).column("sequence").to_pylist() == [2, 3]
 
 
+@pytest.mark.buckets
 def test_a_batch_that_comes_again_rolls_up_what_a_crash_had_left(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = made(3)
     stream.append(rows("a"))

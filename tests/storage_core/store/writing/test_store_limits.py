@@ -26,6 +26,7 @@ def refused(error: pytest.ExceptionInfo[LimitExceededError]) -> tuple[Any, ...]:
     return caught.stream, caught.limit, caught.value, caught.present, caught.given
 
 
+@pytest.mark.buckets
 def test_an_append_that_would_break_a_total_is_refused_whole() -> None:
     machine, store, (a, b) = made("A", "B", max_msgs=10, max_bytes=100)
     a.append(rows(a, 6))
