@@ -99,6 +99,7 @@ def test_what_a_writer_stored_is_not_stored_again_by_the_restored_store(saved: M
     assert (len(again), store.stream("orders").last_sequence) == (len(LOADED), last)
 
 
+@pytest.mark.buckets
 def test_an_append_begun_before_the_restore_is_refused(saved: Machine) -> None:
     machine = saved.copy()
     store = machine.open()
@@ -144,6 +145,7 @@ def test_a_store_without_streams_and_a_stream_without_messages_are_restored() ->
         assert seen_in_store(restored(machine, 3)) == seen_in_store(machine.open())
 
 
+@pytest.mark.buckets
 def test_a_backup_of_a_restored_store_is_equal_to_the_one_before(saved: Machine) -> None:
     machine = saved.copy()
     backup(restored(machine), "/disk/again")
@@ -262,6 +264,7 @@ def interrupt_backup(machine: Machine, directory: str, call_number: int = 20) ->
         backup(store, directory)
 
 
+@pytest.mark.buckets
 def test_a_backup_goes_on_with_the_blocks_that_are_there(saved: Machine) -> None:
     machine = saved.copy()
     interrupt_backup(machine, "/disk/other")
@@ -398,6 +401,7 @@ def test_progress_counts_up_to_what_there_is(saved: Machine) -> None:
         assert [done for done, _ in heard] == sorted(done for done, _ in heard)
 
 
+@pytest.mark.buckets
 def test_stray_blocks_of_a_volume_are_in_no_backup(saved: Machine) -> None:
     machine = saved.copy()
     store = machine.open()

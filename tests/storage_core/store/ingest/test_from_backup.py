@@ -49,6 +49,7 @@ def shape(store: Store, name: str) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.buckets
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_deleted_stream_comes_back_as_it_was_under_another_incarnation(saved: Machine, count: int) -> None:
     machine = saved.copy()
@@ -144,6 +145,7 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_made(saved: Machi
     assert store.view().index == index
 
 
+@pytest.mark.buckets
 def test_a_restore_that_took_longer_than_it_was_prepared_for_is_refused(saved: Machine) -> None:
     machine = saved.copy()
     store, other = machine.open(), machine.open()
@@ -267,6 +269,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_nothing_behind() -> None:
     assert store.streams() == ["mine"]
 
 
+@pytest.mark.buckets
 def test_a_stream_goes_onto_two_of_three_volumes_and_the_third_is_mended_later() -> None:
     machine = target(3)
     files = machine.files()

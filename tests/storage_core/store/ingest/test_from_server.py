@@ -85,6 +85,7 @@ def check(store: Store, source: ForeignStore, report: dict[str, Any]) -> None:
         assert one["consumers"] == sorted(default_name(one.name) for one in foreign if one.is_durable)
 
 
+@pytest.mark.buckets
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [({"max_streams": 1}, 0), ({"max_consumers": 1}, 0), ({"max_msgs": 40}, 0), ({"max_bytes": 500}, 1)],
@@ -197,6 +198,7 @@ def test_everything_that_was_imported_is_whole_on_every_volume(replicated: Store
     assert left == []
 
 
+@pytest.mark.buckets
 def test_consumers_go_on_where_they_were() -> None:
     machine = Machine(1)
     store = machine.create()
@@ -285,6 +287,7 @@ def test_a_channel_stops_at_its_first_bad_record_and_an_option_reads_past_it_onc
     assert import_streams(store, opened("stan", case, truncate_bad_eof=True), other)["streams"][0]["lost"] == 1
 
 
+@pytest.mark.buckets
 def test_an_import_that_was_killed_past_an_unexpected_end_is_gone_on_with() -> None:
     machine = Machine(2)
     store = machine.create()
