@@ -4,7 +4,7 @@ The model knows nothing of blocks, logs or locks: a stream is a dict from sequen
 """
 
 from collections.abc import Iterable
-from copy import deepcopy
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -67,6 +67,13 @@ class ModelStream:
     times_ns: dict[int, int] = field(default_factory=dict)  # of messages, where there is a max_age
     due_ns: dict[int, int] = field(default_factory=dict)  # of messages whose time will be over
     skipped: frozenset[str] = frozenset()  # rules whose part stays for now; `afterwards`: only behind an append
+
+    def copy(self) -> "ModelStream":
+        made = copy(self)
+        made.messages, made.msg_ids, made.batches = dict(self.messages), dict(self.msg_ids), dict(self.batches)
+        made.times_ns, made.due_ns = dict(self.times_ns), dict(self.due_ns)
+        made.consumers = {name: consumer.copy() for name, consumer in self.consumers.items()}
+        return made
 
     def append(self, rows: Iterable[Row], now_ns: int = 0, written_ns: int | None = None) -> range:
         """`written_ns`: time of the rows; None: now."""
@@ -211,6 +218,9 @@ class ModelConsumer:
     due: set[int] = field(default_factory=set)  # those of them that were asked for again
     done: set[int] = field(default_factory=set)  # acknowledged
 
+    def copy(self) -> "ModelConsumer":
+        return ModelConsumer(self.next_sequence, set(self.waiting), set(self.due), set(self.done))
+
 
 ConsumerSeen = tuple[str, int, tuple[int, ...]]
 
@@ -240,9 +250,6 @@ class ModelStore:
     """The streams of a store by name."""
 
     streams: dict[str, ModelStream] = field(default_factory=dict)
-
-    def copy(self) -> "ModelStore":
-        return deepcopy(self)
 
     def content(self) -> dict[str, Content]:
         return {name: stream.content() for name, stream in sorted(self.streams.items())}

@@ -5,7 +5,6 @@ seen later, of the content or in the result of another operation, decides betwee
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from typing import Any
@@ -39,7 +38,8 @@ class Model(ModelStore):
     lives: dict[str, int] = field(default_factory=dict)  # how often each name was made
 
     def copy(self) -> "Model":
-        return deepcopy(self)
+        streams = {name: stream.copy() for name, stream in self.streams.items()}
+        return Model(streams, dict(self.transactions), dict(self.lives))
 
     @property
     def has_rules(self) -> bool:
