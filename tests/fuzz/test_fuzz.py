@@ -19,7 +19,7 @@ from harness.fuzz.stores import Subject
 
 KEPT = Path(__file__).parents[1] / "data" / "fuzz" / "kept.json"
 SECONDS = 60.0
-CASE_COUNT = 1300  # of the fixed ones, as far as a minute goes
+CASE_COUNT = 520  # of the fixed ones, as far as a minute goes; `make soak` goes on with others
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_kept_cases_stay_mended(stores: dict[str, Subject], folder: Path) -> Non
     finish(run(stores, iter(listed), folder, 600), "kept cases")
 
 
-def test_a_minute_of_fixed_cases(stores: dict[str, Subject], folder: Path) -> None:
+def test_fixed_cases(stores: dict[str, Subject], folder: Path) -> None:
     outcome = run(stores, cases(stores, 0), folder, SECONDS, CASE_COUNT)
     finish(outcome, "fixed cases from seed 0")
     assert outcome.cases > len(stores)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import pytest
 from harness.faults import CHANGING, Call, FaultyFiles, Judge, let_everything_happen
 from harness.life import SETTINGS, SNAPSHOT_EVERY, STEPS, contents
 from harness.model import Content, seen_in_store
@@ -20,6 +21,7 @@ from storage_core.metadata.state import encode_state
 from storage_core.store.store import Store
 
 SCENE_LENGTH = 3
+HALVES = pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.soak)])  # of the calls of the life
 TORN_RECORD = "a commit record is torn"
 WITNESSED = {"name": "witnessed"}
 Seen = dict[str, Content]

@@ -1,22 +1,23 @@
 """Scenarios 1, 2 and 10 on three volumes: power lost and processes killed at every kind of I/O step.
 
-Scenario 1 and 10 with one volume are test_power_loss.py and test_kills.py, which take every step.
+Scenario 1 and 10 with one volume are test_power_loss.py and test_kills.py, which take more steps.
 """
 
 from harness.cases import Cases
 from harness.damage import check_healed, without
 from harness.faults import Call, end_at
 from harness.model import seen_in_store
-from harness.scenes import check_shown_and_whole, go_on, moments, play, seen_after, shown_before
+from harness.scenes import HALVES, check_shown_and_whole, go_on, moments, play, seen_after, shown_before
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 VOLUMES = 3
-STRIDE = 6  # every sixth call of the life; each test takes others
+STRIDE = 12  # every twelfth call of the life; each test takes others, and as many again in `make soak`
 
 
-def test_fault_01_power_loss_of_all_volumes_at_any_step() -> None:
+@HALVES
+def test_fault_01_power_loss_of_all_volumes_at_any_step(half: int) -> None:
     cases = Cases("fault 01: power loss of three volumes")
-    for start, call in moments(volume_count=VOLUMES, stride=STRIDE):
+    for start, call in moments(volume_count=VOLUMES, stride=STRIDE, first=half * STRIDE // 2):
         with cases.case(f"scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
             played = play(start, end_at(call.number), volume_count=VOLUMES)
             played.machine.disk.random.seed(start * 10_000 + call.number)
@@ -28,10 +29,11 @@ def test_fault_01_power_loss_of_all_volumes_at_any_step() -> None:
     cases.finish()
 
 
-def test_fault_02_power_loss_of_one_volume_while_the_process_goes_on() -> None:
+@HALVES
+def test_fault_02_power_loss_of_one_volume_while_the_process_goes_on(half: int) -> None:
     """Its un-synced data is gone in the middle of a step; nothing acked is lost, and there are no two histories."""
     cases = Cases("fault 02: one volume loses power under a living process")
-    for start, call in moments(1, volume_count=VOLUMES, stride=STRIDE):
+    for start, call in moments(1, volume_count=VOLUMES, stride=STRIDE, first=half * STRIDE // 2):
         with cases.case(f"scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
             check_one_volume_loses_power(start, call)
     cases.finish()
@@ -56,9 +58,10 @@ def check_one_volume_loses_power(start: int, moment: Call) -> None:
     check_healed(played.machine, played.done)
 
 
-def test_fault_10_kill_at_any_step_with_three_volumes() -> None:
+@HALVES
+def test_fault_10_kill_at_any_step_with_three_volumes(half: int) -> None:
     cases = Cases("fault 10: killed, three volumes")
-    for start, call in moments(2, volume_count=VOLUMES, stride=STRIDE):
+    for start, call in moments(2, volume_count=VOLUMES, stride=STRIDE, first=half * STRIDE // 2):
         with cases.case(f"scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
             played = play(start, end_at(call.number, call.operation == "write"), volume_count=VOLUMES)
             assert isinstance(played.error, ProcessEnded)

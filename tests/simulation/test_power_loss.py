@@ -1,4 +1,5 @@
-"""Power is lost at every I/O step of the scripted life; un-synced data is dropped, torn, kept and re-ordered.
+"""Power is lost at every second I/O step of the scripted life, at the others in `make soak`; un-synced data is dropped,
+torn, kept and re-ordered.
 
 P1: what was acked is there byte for byte, in order; a step that was not acked is there whole or not at all.
 P2: nothing is shown that was not written, and verify finds no damage. P3: sequences are those of the model, which
@@ -16,7 +17,7 @@ from harness.cases import Cases
 from harness.faults import Call, end_at
 from harness.model import seen_in_store
 from harness.processes import Machine
-from harness.scenes import check_shown_and_whole, go_on, moments, play, seen_after
+from harness.scenes import HALVES, check_shown_and_whole, go_on, moments, play, seen_after
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 FATES = 2  # of each moment; the first is that nothing un-synced is kept
@@ -32,9 +33,10 @@ def lose_power(machine: Machine, *case: object) -> None:
     machine.disk.lose_power()
 
 
-def test_p1_p2_p3_after_power_loss_at_every_step() -> None:
-    cases = Cases("power loss at every step")
-    for start, call in moments():
+@HALVES
+def test_p1_p2_p3_after_power_loss_at_every_step(half: int) -> None:
+    cases = Cases("power loss at every second step")
+    for start, call in moments(stride=2, first=half):
         for fate in range(FATES):
             with cases.case(f"scene {start}, {call}, fate {fate}"):
                 check_power_loss(start, call, fate)
