@@ -48,7 +48,6 @@ VOLUME_INDEX = FileKind("volume's index", 32 << 20)  # of a million blocks
 LOG_SEGMENT = FileKind("log segment", 1 << 28)
 # Metadata is in memory as a whole whenever a store is open: who reads the largest of these needs its size anyway.
 SNAPSHOT = FileKind("snapshot", (1 << 30) + PAGE_SIZE)  # of nearly ten million blocks
-BACKUP_MANIFEST = FileKind("backup's manifest", (1 << 30) + (1 << 28))  # what a snapshot has, and a number a block
 BLOCK = FileKind("block", (1 << 32) - 1)  # a place in it is a u32
 
 # --- of NATS JetStream

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_stream.cli.failures import EXIT_FAILED
-from spark_stream.cli.options import JsonOption, StoreOption, open_store, remedy_of, volume_labels
+from spark_stream.cli.failures import EXIT_FAILED, WrongUsage
+from spark_stream.cli.options import GroupStoreOption, JsonOption, open_store, remedy_of, resolve_store, volume_labels
 from spark_stream.look.terminal import print_json, print_table, say
 from spark_stream.repairs import checked, damage_counts
 
@@ -21,20 +21,35 @@ StreamsArgument = Annotated[
 
 
 def verify(
+    context: typer.Context,
     streams: StreamsArgument = None,
-    store: StoreOption = "",
+    backup: Annotated[str, typer.Option("--backup", metavar="DIR", help="Check a backup, and no store.")] = "",
+    store: GroupStoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Read and check everything: metadata, and every byte of every copy. Exit code 1 if anything is damaged."""
-    with open_store(store) as opened, progress_bar("blocks") as progress:
-        report = opened.verify(progress=progress, streams=streams or None)
-        labels, remedy = volume_labels(opened), remedy_of(opened)
+    if backup:
+        if store:
+            raise WrongUsage("--backup and --store: check one of them")
+        report, labels, remedy = _verify_backup(backup, streams), {backup: backup}, "make another backup"
+    else:
+        with open_store(resolve_store(context, store)) as opened, progress_bar("blocks") as progress:
+            report = opened.verify(progress=progress, streams=streams or None)
+            labels, remedy = volume_labels(opened), remedy_of(opened)
     if json:
         print_json(report)
     else:
         print_verdict(report, labels, remedy)
     if not report["ok"]:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _verify_backup(directory: str, streams: list[str] | None) -> dict[str, Any]:
+    from storage_core.store.environment import REAL
+    from storage_core.store.ingest.backup import verify_backup
+
+    with progress_bar("blocks") as progress:
+        return verify_backup(directory, REAL, progress, streams or None)
 
 
 def print_verdict(report: dict[str, Any], labels: Mapping[str, str], remedy: str) -> None:

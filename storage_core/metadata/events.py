@@ -65,6 +65,7 @@ KINDS: Mapping[str, EventKind] = {
     "took_over": _fact("the first session of another host, or after a restart of this one"),
     # Streams that come from elsewhere.
     "adopted": _end("`repair --adopt`"),
+    "backed_up": _fact("`backup`, in the backup alone"),
     "restored": _end("`restore`"),
     "import_begun": _fact("an import from NATS Streaming that begins"),
     "imported": _end("an import that is done"),

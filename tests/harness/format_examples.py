@@ -1,4 +1,4 @@
-"""The worked examples of docs/formats/log.md, snapshot.md and backup.md, made by the encoders.
+"""The worked examples of docs/formats/log.md and snapshot.md, made by the encoders.
 
 After a change of these formats, from the project's folder:
 `PYTHONPATH=tests .venv/bin/python -m harness.format_examples`
@@ -7,19 +7,15 @@ After a change of these formats, from the project's folder:
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from storage_core.metadata import commands, machine, state
 from storage_core.metadata.commands import Envelope, Init, NoOp, Voter
-from storage_core.metadata.config import StoreSettings, StreamConfig
-from storage_core.metadata.manifest import BLOCK_DTYPE, Table
-from storage_core.metadata.state import StoreState, StreamState, encode_state
+from storage_core.metadata.config import StoreSettings
+from storage_core.metadata.state import StoreState
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
-from storage_core.store.ingest import backup_format
-from storage_core.store.ingest.backup_format import Manifest
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 STORE, VOLUME, INSTANCE = b"S" * 16, b"V" * 16, b"I" * 16
@@ -64,23 +60,6 @@ def snapshot() -> bytes:
     return snapshot_format.encode(header) + payload
 
 
-def backup_manifest() -> Manifest:
-    row = np.zeros(1, BLOCK_DTYPE)
-    row[0] = (
-        b"BLOCK-ID--------", b"DIGEST----------", 1, 3, 3, 1049, 30, MADE_NS + 1, MADE_NS + 3, MADE_NS + 5, 0, 0, 1,
-    )  # fmt: skip
-    stream = StreamState(
-        StreamConfig(name="NOTES", subjects=("notes.>",)), b"INCARNATION-----", MADE_NS, (b"V" * 16,), next_sequence=4,
-        blocks=Table.of(row), message_count=3, data_size=30, histories=((b"HISTORY1", 1),),
-    )  # fmt: skip
-    voters = (Voter(b"V" * 16, b"I" * 16, "."),)
-    state = StoreState(
-        b"S" * 16, MADE_NS, voters=voters, lock_domain="d0", host="host-a", streams={"notes": stream}
-    )  # fmt: skip
-    numbers = np.array([(b"BLOCK-ID--------", 1)], backup_format.NUMBER_DTYPE)
-    return Manifest(MADE_NS + 9, 3, "host-a", True, numbers.tobytes(), encode_state(state))
-
-
 def dump(data: bytes) -> str:
     """Return rows of 16 bytes in hex and text, `*` for rows like the one before."""
     rows, before, repeated = [], b"", False
@@ -110,4 +89,3 @@ def rewrite(name: str, data: bytes) -> None:
 if __name__ == "__main__":
     rewrite("log.md", segment())
     rewrite("snapshot.md", snapshot())
-    rewrite("backup.md", backup_format.encode_manifest(backup_manifest()))

@@ -9,8 +9,7 @@ from storage_core.metadata.config import check_name
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
 from storage_core.store.ingest.assembly import Assembler, check_free
-from storage_core.store.ingest.backup import PathLike, open_backup, selected, stream_summary
-from storage_core.store.ingest.backup_format import Backup
+from storage_core.store.ingest.backup import Backup, PathLike, open_backup, selected, stream_summary
 from storage_core.store.ingest.block_streams import BlockStream, write_blocks
 from storage_core.store.ingest.progress import Progress, ProgressCounter
 from storage_core.store.ingest.restore import check_files
@@ -40,12 +39,12 @@ def restore_streams(
         check_free(state, name)
     counter = ProgressCounter(progress, 2 * sum(len(stream.blocks) for stream in chosen))
     check_files(backup, chosen, counter, env)
-    blocks, made_at = backup.files(env.files), rfc3339(backup.manifest.made_ns)
+    blocks, made_at = backup.blocks(env), rfc3339(backup.made_ns)
 
     def open_block(block: LiveBlock) -> File:
         return blocks.open(block.written_as, block.block_id)
 
-    reason = f"from {backup.directory}, made at {made_at} at index {backup.manifest.index}"
+    reason = f"from {backup.directory}, made at {made_at} at index {backup.index}"
     sources = [
         BlockStream(backup.state, stream, name, open_block, "restored", reason)
         for stream, name in zip(chosen, names, strict=True)
@@ -84,7 +83,7 @@ def _report(store: OpenStore, backup: Backup, chosen: Sequence[StreamState], nam
     return {
         "directory": str(backup.directory),
         "store_id": state.store_id.hex(),
-        "time": rfc3339(backup.manifest.made_ns),
-        "index": backup.manifest.index,
+        "time": rfc3339(backup.made_ns),
+        "index": backup.index,
         "streams": streams,
     }

@@ -9,7 +9,7 @@ made, and everything is durable before the first volume gets its identity:
     3  the marks are taken away
 
 Whoever restores onto the same directories again clears what was left by an attempt that ended in 1, and finishes one
-that ended in 2 or 3. Source: docs/formats/backup.md, sections 4 and 5.
+that ended in 2 or 3. Source: docs/formats/volume.md, "Backups".
 """
 
 import logging
@@ -36,13 +36,7 @@ from storage_core.store.ensemble import creation, interrupted_creation
 from storage_core.store.ensemble.interrupted_creation import PartialVolume
 from storage_core.store.ensemble.metadata_client import MetadataClient, translated
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.ingest.backup import (
-    PathLike,
-    check_apart,
-    describe,
-    open_backup,
-)
-from storage_core.store.ingest.backup_format import Backup
+from storage_core.store.ingest.backup import Backup, PathLike, check_apart, damage_of, describe, open_backup
 from storage_core.store.ingest.progress import Progress, ProgressCounter
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
@@ -106,21 +100,15 @@ def _report(backup: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
 
 
 def check_files(backup: Backup, streams: Sequence[StreamState], progress: ProgressCounter, env: Environment) -> None:
-    """Read every block of these streams to the last bit. Raises CorruptionError, which names the first that is bad.
-
-    Whoever wrote the blocks may have written the manifest, too, so it proves nothing about what is in them.
-    """
-    blocks = backup.files(env.files)
-    for stream in streams:
-        for block, row in zip(live_blocks(backup.state, stream), stream.blocks.rows, strict=True):
-            wrong = copies.look(block, blocks, stream, row=row)
-            progress.step()
-            if wrong:
-                first, file = wrong[0], block.path_in(blocks)
-                raise CorruptionError(
-                    f"{file}: offset_bytes {first.offset_bytes}: {first.reason}; the backup is damaged (stream "
-                    f"{stream.name!r}, sequences {block.first} to {block.end - 1}), nothing was restored"
-                )
+    """Read every block of these streams to the last bit. Raises CorruptionError, which names the first that is bad."""
+    for block, wrong in damage_of(backup, streams, env):
+        progress.step()
+        if wrong:
+            first = wrong[0]
+            raise CorruptionError(
+                f"{first.file}: offset_bytes {first.offset_bytes}: {first.reason}; the backup is damaged (stream "
+                f"{first.stream!r}, sequences {block.first} to {block.end - 1}), nothing was restored"
+            )
 
 
 # --- what an earlier attempt left
@@ -166,7 +154,7 @@ def _make(paths: Sequence[Path], backup: Backup, progress: Progress | None, env:
     state = _state_on(volumes, backup, env)
     streams = list(backup.state.streams.values())
     copy_count = sum(len(stream.blocks) * len(stream.placement) for stream in state.streams.values())
-    counter = ProgressCounter(progress, len(backup.numbers) + copy_count)
+    counter = ProgressCounter(progress, backup.block_count + copy_count)
     check_files(backup, streams, counter, env)
     content = _Content(backup, state, counter, env)
     first = creation.first_entry_of(state, env)
@@ -208,7 +196,7 @@ class _Content:
                 raise outcome
 
     def _write_one(self, volume: Volume) -> None:
-        files, source = self.env.files, self.backup.files(self.env.files)
+        files, source = self.env.files, self.backup.blocks(self.env)
         files.make_directory(volume.path / STREAMS)
         streams = [stream for stream in self.state.streams.values() if volume.volume_id in stream.placement]
         volume.blocks.prepare(incarnation for stream in streams for incarnation in stream.incarnations)
@@ -235,8 +223,8 @@ def _state_on(volumes: Sequence[Volume], backup: Backup, env: Environment) -> St
         for volume in volumes
         if volume.identity is not None
     )
-    manifest, state = backup.manifest, backup.state
-    reason = f"from {backup.directory}, made at {rfc3339(manifest.made_ns)} at index {manifest.index}"
+    state = backup.state
+    reason = f"from {backup.directory}, made at {rfc3339(backup.made_ns)} at index {backup.index}"
     event = Event("restored", after=f"{len(state.streams)} streams", reason=reason, time_ns=now_ns)
     old, kept = [voter.volume_id for voter in state.voters], dict.fromkeys((volume.volume_id for volume in volumes), 0)
     streams = {}

@@ -26,7 +26,7 @@ from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
 from storage_core.store.replicas.copies import check_row
 from storage_core.store.replicas.live_blocks import expected_of
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.volume.identity import VolumeIdentity, read_identity
+from storage_core.store.volume.identity import VolumeIdentity, check_no_backup, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
 from storage_core.store.volume.log_contents import LogContents
 from storage_core.store.volume.placement_journal import PlacementJournal
@@ -84,11 +84,12 @@ class JournalClaims:
 
 
 def look_at(path: Path, env: Environment) -> VolumeScan:
-    """Return what a directory has left. Raises UnsupportedVersionError, OSError."""
+    """Return what a directory has left. Raises UnsupportedVersionError, NotAStoreError (a backup), OSError."""
     remains = VolumeScan(path)
     if not env.files.is_directory(path):
         remains.problem = f"{path} does not exist"
         return remains
+    check_no_backup(env.files, path)
     try:
         remains.identity = read_identity(env.files, path)
     except UnsupportedVersionError:

@@ -32,6 +32,7 @@ FILE_NAME = "jstream.volume"
 RESTORING = "jstream.restoring"  # a backup is being restored here, or that was interrupted
 CREATING = "jstream.creating"  # a store is being made here, or that was interrupted
 STREAMS = "streams"  # the directory of the blocks
+BACKUP_FILE, UNFINISHED = "jstream.backup", "jstream.unfinished"  # the mark of a backup; of one that is being made
 OWNERS = "owners"  # the directory of who has which consumer, and who watches over the store
 MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
@@ -100,6 +101,13 @@ def decode_mark(pages: bytes, path: Path) -> tuple[VolumeIdentity, ...]:
     return tuple(decode_identity(pages[at : at + PAGE_SIZE], path) for at in range(0, len(pages), PAGE_SIZE))
 
 
+def check_no_backup(files: Files, directory: Path) -> None:
+    """Raise NotAStoreError if a directory of a disk holds a backup, which has blocks as a volume has them."""
+    marks = () if is_in_object_store(directory) else (BACKUP_FILE, UNFINISHED)
+    if any(_is_file(files, directory / mark) for mark in marks):
+        raise NotAStoreError(f"{directory} holds a backup, not a volume: `jstream restore` makes a store of it")
+
+
 def read_identity(files: Files, directory: Path) -> VolumeIdentity:
     """Return the identity of the volume in `directory`.
 
@@ -131,6 +139,7 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
             raise NotAStoreError(
                 f"{directory} holds a store whose creation was not finished: create it on the same volumes again"
             ) from None
+        check_no_backup(files, directory)
         remedy = "jstream store create PATH makes one"
         if files.is_directory(directory / STREAMS):
             remedy = f"but {STREAMS}/ of one, in which nothing is: name another volume, or empty the directory"

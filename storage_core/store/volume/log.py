@@ -291,20 +291,17 @@ class VolumeLog:
             path = self.snapshot_path(index)
             try:
                 with self._open(path) as file:
-                    header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
-                    payload = _payload(file, header)
+                    header, payload = read_snapshot_file(file)
             except CorruptionError as error:
                 contents.damage.append(f"{path}: {error}")
                 continue
             ours = (header.store_id, header.volume_id) == (self._identity.store_id, self._identity.volume_id)
             if not ours or header.index != index:
                 contents.damage.append(f"{path}: belongs to another store, volume or index")
-            elif snapshot_format.payload_digest(payload) != header.payload_digest:
-                contents.damage.append(f"{path}: {len(payload)} bytes of payload do not match their digest")
-            else:
-                contents.snapshot, contents.snapshot_body = header, snapshot_format.decode_body(payload)
-                contents.votes.append(contents.snapshot_body.vote)
-                return
+                continue
+            contents.snapshot, contents.snapshot_body = header, snapshot_format.decode_body(payload)
+            contents.votes.append(contents.snapshot_body.vote)
+            return
 
     def _read_segment(
         self, number: int, collected: CollectedEntries, contents: LogContents, newest: bool, durable: bool
@@ -592,13 +589,12 @@ class VolumeLog:
         """Return whether every byte of the snapshot is as it was written."""
         try:
             with self._open(self.snapshot_path(index)) as file:
-                header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
-                payload = _payload(file, header)
+                header, _ = read_snapshot_file(file)
         except UnsupportedVersionError:
             raise
         except StorageError:
             return False
-        return header.index == index and snapshot_format.payload_digest(payload) == header.payload_digest
+        return header.index == index
 
     def _open(self, path: Path, writable: bool = False) -> "closing[File]":
         return closing(self._files.open(path, writable))
@@ -624,13 +620,19 @@ class VolumeLog:
             yield file
 
 
-def _payload(file: File, header: SnapshotHeader) -> bytes:
-    """Return what follows the header of a snapshot; raises CorruptionError, and reads nothing, if it is not as long as
-    the header says."""
+def read_snapshot_file(file: File) -> tuple[SnapshotHeader, bytes]:
+    """Return the header and the payload of a snapshot. Raises CorruptionError, UnsupportedVersionError.
+
+    Nothing is read of a payload that is not as long as the header says.
+    """
+    header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
     size = file.size() - PAGE_SIZE
     if size != header.payload_size:
         raise CorruptionError(f"the payload has {size} bytes, the header says {header.payload_size}")
-    return file.read_at(PAGE_SIZE, size)
+    payload = file.read_at(PAGE_SIZE, size)
+    if snapshot_format.payload_digest(payload) != header.payload_digest:
+        raise CorruptionError(f"{len(payload)} bytes of payload do not match their digest")
+    return header, payload
 
 
 def _tail_of(file: File, size: int, position: LogPosition) -> Tail | None:

@@ -265,28 +265,15 @@ def block(data: bytes, path: Path, rng: random.Random, content: bool) -> bytes:
     return bytes(sealed)
 
 
-def manifest(data: bytes, path: Path, rng: random.Random, content: bool) -> bytes:
-    header = Struct("<8sIIQ16s")
-    if len(data) < header.size + 4:
-        return data
-    magic, version, _, _, _ = header.unpack_from(data)
-    payload = data[header.size + 4 :]
-    if content:
-        payload = packed(mutate_tree(unpacked(payload), rng), payload)
-    digest = hashlib.blake2b(payload, digest_size=16).digest()
-    fields = header.pack(magic, version, crc32c(Struct("<8sI").pack(magic, version)), len(payload), digest)
-    return fields + crc32c(fields).to_bytes(4, "little") + payload
-
-
 def vouch(place: Path, before: bytes, after: bytes) -> bool:
-    """Let the manifest of a backup have the digest of a block's footer as it is now; return whether it has."""
-    path = place / "jstream.backup"
+    """Let the snapshot of a backup have the digest of a block's footer as it is now; return whether it has."""
     footers = [_footer(one) for one in (before, after)]
-    if not path.exists() or None in footers:
+    path = next((place / "meta").glob("*.snap"), None)
+    if path is None or not (place / "jstream.backup").exists() or None in footers:
         return False
     was, now = (hashlib.blake2b(one or b"", digest_size=16).digest() for one in footers)
     data = path.read_bytes()
-    path.write_bytes(manifest(data.replace(was, now), path, random.Random(0), content=False))
+    path.write_bytes(snapshot(data.replace(was, now), path, random.Random(0), content=False))
     return was in data
 
 
@@ -342,7 +329,7 @@ def seal_of(path: Path) -> tuple[str, Seal]:
         "jstream.volume": ("identity", page),
         "index.db": ("index.db", volume_index),
         "placements.journal": ("journal", journal),
-        "jstream.backup": ("backup manifest", manifest),
+        "jstream.backup": ("backup mark", mark),
         "jstream.restoring": ("mark of a volume", pages),
         "jstream.unfinished": ("backup mark", mark),
         "o.dat": ("nats consumer state", nothing),

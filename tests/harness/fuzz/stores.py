@@ -42,10 +42,7 @@ from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
-from storage_core.store.ingest.backup_format import (
-    decode_unfinished,
-    encode_unfinished,
-)
+from storage_core.store.ingest.backup import decode_backup_mark, encode_backup_mark
 from storage_core.store.ingest.from_server import ImportRequest, import_streams
 from storage_core.store.ingest.records import DAMAGE_KEYS, ImportHead, PartRecord, decode_record, encode_record
 from storage_core.store.recovery import adopt
@@ -78,7 +75,7 @@ class Mutation:
     done: list[str] = field(default_factory=list)
     sealed: bool = False
     contents: list[bytes] = field(default_factory=list)  # of the mutated files
-    vouched: bool = False  # the manifest of a backup was made to have the digest of a mutated block
+    vouched: bool = False  # the snapshot of a backup was made to have the digest of a mutated block
 
 
 @dataclass(frozen=True)
@@ -487,10 +484,10 @@ def backed_up(folder: Path) -> Subject:
 
 
 def _check_backup(subject: Subject, mutation: Mutation, shown: Shown, reports: list[str]) -> str:
-    """A manifest that was redone may name the same messages otherwise: their content is what was written."""
+    """A snapshot that was redone may name the same messages otherwise: their content is what was written."""
     if mutation.vouched:
-        return ""  # whatever the block holds was written by whoever made the manifest
-    redone = mutation.sealed and "backup manifest" in mutation.kinds
+        return ""  # whatever the block holds was written by whoever made the snapshot
+    redone = mutation.sealed and "snapshot" in mutation.kinds
     kinds = ["snapshot"] if redone else []
     return _check_ours(subject, Mutation(kinds, mutation.done, redone, mutation.contents), shown, reports)
 
@@ -509,14 +506,14 @@ def single_files(folder: Path) -> Subject:
     part = PartRecord(b"i" * 16, b"s" * 16, 1, rows, (("a",), None), holders, b"", b"", 2, damage)
     head = ImportHead(b"i" * 16, b"s" * 16, "ORDERS", (b"v" * 16,))
     (place / "jstream.restoring").write_bytes(encode_mark([identity, identity]))
-    (place / "jstream.unfinished").write_bytes(encode_unfinished(b"s" * 16))
+    (place / "jstream.unfinished").write_bytes(encode_backup_mark(b"s" * 16))
     (place / "00000001.part").write_bytes(encode_record(part))
     (place / "00000000.part").write_bytes(encode_record(head))
     shutil.copyfile(CONF / "pipelines" / "orders.toml", place / "pipeline.toml")
     shutil.copyfile(CONF / "streams.toml", place / "streams.toml")
     readers: dict[str, Callable[[Path], Any]] = {
         "jstream.restoring": lambda path: decode_mark(path.read_bytes(), path),
-        "jstream.unfinished": lambda path: decode_unfinished(path.read_bytes()),
+        "jstream.unfinished": lambda path: decode_backup_mark(path.read_bytes(), path),
         "00000001.part": lambda path: decode_record(path.read_bytes(), path.name),
         "00000000.part": lambda path: decode_record(path.read_bytes(), path.name),
         "pipeline.toml": load_pipeline,

@@ -110,7 +110,8 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_1(jstream, saved, volume:
 
 
 def test_damage_of_the_backup_is_told_and_nothing_is_made(jstream, saved: Path, tmp_path: Path) -> None:
-    path = saved / "00000001.blk"
+    path = next(saved.rglob("*.blk"))
+    assert "all is well" in jstream("verify", "--backup", saved).err
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
@@ -118,6 +119,8 @@ def test_damage_of_the_backup_is_told_and_nothing_is_made(jstream, saved: Path, 
     assert outcome.code == 1
     assert f"{path}: offset_bytes " in outcome.err
     assert not (tmp_path / "new").exists()
+    verified = jstream("verify", "--backup", saved)
+    assert verified.code == 1 and path.name in verified.out and "make another backup" in verified.err
 
 
 def test_json_is_as_written_down(jstream, orders, tmp_path: Path) -> None:

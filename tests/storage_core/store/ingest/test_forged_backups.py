@@ -1,6 +1,6 @@
 """Backups whose manifest vouches for what no store wrote: refused whole, in bounds, and the process lives on.
 
-Whoever makes one has the digests right: of the footers in the manifest, and of the manifest in its own header.
+Whoever makes one has the digests right: of the footers in the snapshot, and of the snapshot in its own header.
 """
 
 import shutil
@@ -23,12 +23,13 @@ from storage_core.errors import CorruptionError
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StoreState, Streams, StreamState, encode_state
+from storage_core.raft.entry import EntryId
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store.environment import REAL
-from storage_core.store.ingest import backup_format
-from storage_core.store.ingest.backup import backup, open_backup
+from storage_core.store.ingest.backup import backup, open_backup, read_mark, write_state
 from storage_core.store.store import Store
+from storage_core.store.volume.identity import BACKUP_FILE
 
 SECONDS_MAX, MEMORY_MAX = 5.0, 500 << 20
 Change = Callable[[Forger], object]
@@ -49,15 +50,15 @@ def made(place: Path, compression: str = "none") -> Path:
 
 def with_state(directory: Path, state: StoreState | bytes) -> None:
     """Make a backup one of this state, whatever it says."""
-    before = open_backup(directory, REAL).manifest
     encoded = state if isinstance(state, bytes) else encode_state(state)
-    manifest = msgspec.structs.replace(before, state=encoded)
-    (directory / backup_format.MANIFEST).write_bytes(backup_format.encode_manifest(manifest))
+    store_id = read_mark(directory / BACKUP_FILE, REAL)
+    (snapshot,) = (directory / "meta").iterdir()
+    write_state(directory, store_id, EntryId(int(snapshot.stem, 16), 1, bytes(16)), encoded, REAL)
 
 
 def with_block(directory: Path, change: Change) -> None:
     """Forge the block of a backup, with all checksums and digests."""
-    path = directory / backup_format.block_name(1)
+    (path,) = directory.rglob("*.blk")
     forger = Forger(path.read_bytes())
     change(forger)
     forged = forger.seal()
@@ -274,7 +275,7 @@ def test_states_of_no_store_are_refused_by_restore(tmp_path: Path, good: Path) -
 
 def test_two_streams_of_one_name_are_refused_by_restore(tmp_path: Path, good: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "forged")
-    state = msgspec.msgpack.decode(open_backup(good, REAL).manifest.state)
+    state = msgspec.msgpack.decode(encode_state(open_backup(good, REAL).state))
     state["streams"].append(state["streams"][0])
     with_state(directory, msgspec.msgpack.encode(state))
     with pytest.raises(CorruptionError, match="2 streams with 1 names"):
@@ -283,7 +284,7 @@ def test_two_streams_of_one_name_are_refused_by_restore(tmp_path: Path, good: Pa
 
 def test_a_state_nested_nine_million_deep_is_refused_by_restore(tmp_path: Path, good: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "forged")
-    encoded = open_backup(good, REAL).manifest.state
+    encoded = encode_state(open_backup(good, REAL).state)
     key = msgspec.msgpack.encode("unknown")
     assert encoded[0] == 0xDE or encoded[0] & 0xF0 == 0x80  # a map: with one key more
     count = (encoded[0] & 0x0F) if encoded[0] != 0xDE else int.from_bytes(encoded[1:3], "big")
