@@ -323,7 +323,8 @@ def _purged_below(stream: StreamDirectory, read: Sequence[_Read], shown: Sequenc
     """Return the sequence below which all were purged, as the tombstones say that a purge leaves; 0 if none did.
 
     A purge of everything leaves a block that begins with a tombstone of the last number. A purge up to a sequence
-    removes the blocks in front of it, and writes the tombstones of the rest of its block one after the other.
+    removes the blocks in front of it, and writes the tombstones of the rest of its block one after the other. One
+    tombstone alone may be of a message that was deleted: then it says nothing of those in front.
     """
     numbered = next((block for block in read if block.numbers), None)
     if read and read[0].begins_with[0]:
@@ -336,7 +337,7 @@ def _purged_below(stream: StreamDirectory, read: Sequence[_Read], shown: Sequenc
     leading = numbered.messages.sequences
     leading = leading[leading < first]
     tombstones = np.concatenate([block.tombstones for block in read])
-    starts = np.flatnonzero(tombstones == leading[0]) if len(leading) else _NONE
+    starts = np.flatnonzero(tombstones == leading[0]) if len(leading) > 1 else _NONE
     if not len(starts):
         return 0
     run = tombstones[starts[0] : starts[0] + len(leading)]
