@@ -43,7 +43,7 @@ class ForeignSlice:
     key: bytes = field(default=b"", repr=False)  # layout=nats: opens the key file of an encrypted block
     sound_crc32c: int | None = None  # layout=nats: of a block, uncompressed, whose records were all true when planned
     no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each reported as damage
-    bounds: tuple[int, int] = (1, 1 << 63)  # layout=stan: what the whole file answers for; the rest of it is not its
+    bounds: tuple[int, int] = (1, 1 << 63)  # what the whole file answers for; layout=stan: the rest of it is not its
     left_out: bytes = b""  # layout=stan: SequenceSet.encode(), offset_bytes of true records that are not served
     told: "tuple[tuple[int, ForeignDamage], ...]" = ()  # layout=stan: known by now, with the sequence it is told at
     missing: str = ""  # why no file has the part, of which then nothing is read; "": `path` has it

@@ -273,7 +273,7 @@ def _damage(
         if first < end:
             done.append((first, end if not done else max(end, done[-1][1])))
         # Where no message is missing, a tombstone may have been: then an index has to know.
-        is_removal = damage.after + 1 == damage.before
+        is_removal = damage.after + 1 in (damage.before, part.bounds[1])
         if damage.before is None and not is_removal and damage in scan.damage:
             is_removal = not may_be_messages(content.data, damage.offset_bytes, damage.end_bytes)
         unclear = not part.known and (is_removal or damage.places > 1)

@@ -186,8 +186,8 @@ def _read_of(file: BlockFile, content: BlockContent, scan: BlockScan, limits: Li
     # Behind the highest number only a piece from another place can follow, which hides what was there.
     low, high = (int(numbered.starts.min()), _end_of_highest(numbered)) if len(numbered) else (0, 0)
     bearing = [damage for damage in scan.damage if may_be_messages(content.data, damage.offset_bytes, damage.end_bytes)]
-    front = is_unknown or any(damage.offset_bytes < low or not len(numbered) for damage in bearing)
-    end = is_unknown or scan.hides_end or any(damage.end_bytes > high for damage in bearing)
+    front = is_unknown or any(damage.offset_bytes <= low or not len(numbered) for damage in bearing)
+    end = is_unknown or any(damage.end_bytes >= high for damage in bearing)
     highest = int(np.max(records.sequences, initial=0))
     befores = [each.before for each in scan.damage]
     has_headers = messages.header_sizes >= 0

@@ -134,18 +134,45 @@ def _scan(chain: _Chain, key: Key, good: np.ndarray) -> BlockScan:
     else:
         block = chain.block.slice(0, chain.read_size)
         scan = _fill_gaps(block, np.frombuffer(block, np.uint8), chain.records.take(good), key)
-    if _hides_end(scan.records, scan.damage):
-        reason = "the block ends with an earlier piece of it, which hides what ended it before"
-        highest = int(np.max(scan.records.sequences, initial=0))
-        hidden = RecordDamage(chain.read_size, chain.read_size, reason, highest, None)
-        is_told = bool(scan.damage) and scan.damage[-1].before is None
-        scan = BlockScan(scan.records, scan.damage if is_told else (*scan.damage, hidden), True)
+    hides_end = _hides_end(scan.records, scan.damage)
+    hidden = _hidden(scan.records, scan.damage, chain.read_size if hides_end else None)
+    damage = tuple(sorted([*scan.damage, *hidden], key=lambda each: each.offset_bytes))
+    scan = BlockScan(scan.records, damage, hides_end)
     if chain.read_size == chain.block.size:
         return scan
     reason = f"more than {RECORD_COUNT_MAX} records, which no server writes into a block; the rest is not read"
     highest = int(np.max(scan.records.sequences, initial=0))
     rest = RecordDamage(chain.read_size, chain.block.size, reason, highest, None)
     return BlockScan(scan.records, (*scan.damage, rest), scan.hides_end)
+
+
+def _hidden(records: Records, damage: Sequence[RecordDamage], end: int | None) -> list[RecordDamage]:
+    """Return what pieces of a block that lie over others may have covered: the numbers fall where one begins or ends.
+
+    In such a block numbers that are left out prove no removal, and neither do those in front of the first one. `end`:
+    where the block ends, if a piece ends it. What damage tells already is left out.
+    """
+    numbered = records.take(~records.tombstones & (records.sequences > 0))
+    steps = np.diff(numbered.sequences, prepend=0)
+    if not (steps <= 0).any():
+        return []
+    places = numbered.starts[steps != 1]
+    neighbours = _Neighbours(records)
+    reason = "the numbers of the records fall: a piece of the block lies at a wrong place, over what was there"
+    hidden = [
+        RecordDamage(place, place, reason, neighbours.after(place), neighbours.before(place))
+        for place in places[:PLACE_COUNT_MAX].tolist()
+    ]
+    known = {(each.after, each.before) for each in damage}
+    hidden = [each for each in hidden if (each.after, each.before) not in known]
+    if len(places) > PLACE_COUNT_MAX:
+        first, last = int(places[PLACE_COUNT_MAX]), int(places[-1])
+        count = len(places) - PLACE_COUNT_MAX
+        after, before = neighbours.after(first), neighbours.before(last)
+        hidden.append(RecordDamage(first, last, together(count, reason), after, before, count))
+    if end is not None and all(each.before is not None for each in [*damage, *hidden]):
+        hidden.append(RecordDamage(end, end, reason, int(numbered.sequences.max()), None))
+    return hidden
 
 
 def _hides_end(records: Records, damage: Sequence[RecordDamage]) -> bool:

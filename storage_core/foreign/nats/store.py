@@ -224,6 +224,7 @@ def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, fi
         key=block.file.key,
         sound_crc32c=block.sound_crc32c,
         missing=block.missing,
+        bounds=(block.first, block.end),
         atomic_end=state.last + 1 if directory.config.get("allow_atomic") is True else 0,
         open=block.open,
     )

@@ -273,6 +273,19 @@ def test_an_empty_last_file_is_a_block_that_was_begun(records: Any, make_stream:
     assert store.bounds("S") == (1, 2)
 
 
+def told_of(store: ForeignStore) -> tuple[list[int], SequenceSet, bool]:
+    """Return what is shown, what is lost or open, and whether a strict read fails."""
+    told: list[ForeignDamage] = []
+    shown = [row[0] for row in read(store, told.append)]
+    costly = [each for each in told if each.costs and each.first is not None]
+    lost = SequenceSet.from_ranges((each.first or 0, each.end or 1 << 62) for each in costly)
+    try:
+        read(store)
+    except DataLossError:
+        return shown, lost, True
+    return shown, lost, False
+
+
 @pytest.mark.parametrize("index", ["index.db", "1.idx"])
 @pytest.mark.parametrize("newer", [2, 5])  # messages behind those that the index lists
 def test_an_index_of_before_is_not_current_where_damage_put_what_it_ends_with_at_the_end_of_the_block(
@@ -290,12 +303,32 @@ def test_an_index_of_before_is_not_current_where_damage_put_what_it_ends_with_at
     for start in range(len(block) - len(listed), len(block) - 8, 19):
         piece = listed[start - len(block) :]
         (messages_path / "1.blk").write_bytes(block[:start] + piece)
-        damaged = open_foreign(store, "nats")
-        told: list[ForeignDamage] = []
-        shown = read(damaged, told.append)
-        assert shown == [message for message in messages if message in shown]
-        costly = [each for each in told if each.costs and each.first is not None]
-        lost = SequenceSet.from_ranges((each.first or 0, each.end or 1 << 62) for each in costly)
-        assert all(n in lost for n, *rest in messages if (n, *rest) not in shown), start
-        with pytest.raises(DataLossError):
-            read(damaged)
+        shown, lost, fails = told_of(open_foreign(store, "nats"))
+        assert all(n in lost for n, *_ in messages if n not in shown), start
+        assert fails, start
+
+
+def test_records_that_lie_over_others_hide_no_loss(records: Any, make_stream: Callable[..., Path]) -> None:
+    """All records are true and follow each other: their numbers alone tell."""
+    parts = [records("S", 1).message(n, "S.a", b"data") for n in range(1, 9)]
+    store = make_stream("S", {1: b"".join(parts)})
+    for count in (1, 2, 5):
+        for start in range(9 - count):
+            for place in range(9 - count):
+                if start != place:
+                    over = [*parts[:place], *parts[start : start + count], *parts[place + count :]]
+                    (store / "jetstream/$G/streams/S/msgs/1.blk").write_bytes(b"".join(over))
+                    shown, lost, fails = told_of(open_foreign(store, "nats"))
+                    assert shown == [n for n in range(1, 9) if parts[n - 1] in over]
+                    assert all(n in lost for n in range(1, 9) if n not in shown), (count, start, place)
+                    assert fails, (count, start, place)
+
+
+@pytest.mark.parametrize("cut", [1, 15, 29])
+def test_a_tombstone_that_is_cut_at_the_end_of_a_block_in_front_of_others_is_unclear(
+    records: Any, make_stream: Callable[..., Path], cut: int
+) -> None:
+    first = records("S", 1).message(1, "S.a") + records("S", 1).message(2, "S.a") + records("S", 1).tombstone(2)
+    store = make_stream("S", {1: first[:-cut], 2: records("S", 2).message(3, "S.a")})
+    with pytest.raises(DataLossError, match="removed messages may show again"):
+        read(open_foreign(store, "nats"))
