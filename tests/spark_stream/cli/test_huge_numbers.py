@@ -97,7 +97,7 @@ def test_a_quantity_too_large_is_wrong_usage(jstream, orders, words: list[object
         ["export", "ORDERS", "-", "--id", LARGEST, "--end", LARGEST],
         ["sub", "orders.>", "--last", LARGEST, "--count", 1],
         ["events", "--last", LARGEST],
-        ["consumer", "next", "ORDERS", "c", "--count", LARGEST],
+        ["consumer", "next", "ORDERS", "c", "--count", LARGEST, "--wait", "1ms"],
         ["consumer", "reset", "ORDERS", "c", "--to", LARGEST],
         ["consumer", "add", "ORDERS", "d", "--max-deliver", LARGEST, "--max-pending", LARGEST],
     ],
