@@ -35,7 +35,8 @@ from harness.cases import REPORTS  # noqa: E402
 WORKER_COUNT_MAX = 3  # each may hold a JVM of 1 GB and as much of its own
 USES_SHARED_JVM = re.compile(r"\b(delta_)?spark: ")  # a fixture among the arguments of a function
 LONG = ("lives", "simulation", "specification")  # folders whose tests are handed out before all others
-CLASSES = ROOT / ".venv" / f"spark-{version('pyspark')}.jsa"  # archived; made by the first run of the whole
+CLASSES = ROOT / ".venv" / f"spark-{version('pyspark')}.jsa"  # archived; made beside the first run of the whole
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Dspark.ui.enabled=false"
 MEMORY, MEMORY_NEEDED = Path("/dev/shm"), 6 * 1024**3  # bytes
 RECORDED_ENVIRONMENT = ROOT / ".venv" / "environment.sh"  # written by scripts/setup_environment.py
 SESSION_CATALOG = "spark.sql.catalog.spark_catalog"
@@ -66,16 +67,16 @@ def set_environment() -> None:
 
 
 def jvm_options() -> str:
-    """Return what makes JVMs of tests start quickly.
+    """Return what makes JVMs of tests start quickly and take little of two cores.
 
     They end before the code that the second compiler makes would pay for the making. With one compiler a JVM has room
-    for 48 MB of code unless told otherwise, which all tests together fill: then it fails.
+    for 48 MB of code unless told otherwise, which all tests together fill: then it fails. Threads that collect garbage
+    beside the others cost an eighth of all processor time, and nobody looks at Spark's pages.
     """
-    options = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     if not CLASSES.is_file() or " " in str(CLASSES):
-        return options
+        return JVM_OPTIONS
     # What does not fit the archive is not taken from it, and nobody needs to hear of that.
-    return f"{options} -XX:SharedArchiveFile={CLASSES} -Xlog:disable -Xlog:all=error:stderr"
+    return f"{JVM_OPTIONS} -XX:SharedArchiveFile={CLASSES} -Xlog:disable -Xlog:all=error:stderr"
 
 
 def set_hypothesis_profile() -> None:
@@ -107,24 +108,32 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if not is_whole or config.option.keyword or config.option.lf or config.option.collectonly:
         return 0
-    archive_classes()
+    archive_classes(config)
     return min(WORKER_COUNT_MAX, len(os.sched_getaffinity(0)) + 1)  # for a sixth of the time one waits for others
 
 
-def archive_classes() -> None:
-    """Make the archive that JVMs start from, unless it is there or the caller has set how they start.
+def archive_classes(config: pytest.Config) -> None:
+    """Begin to make the archive that JVMs start from, unless it is there or the caller has set how they start.
 
-    SPARK_SUBMIT_OPTS is split at spaces, so there is none in a path that has one.
+    JVMs that start before it is there, which takes a minute, start without. SPARK_SUBMIT_OPTS is split at spaces, so
+    there is none in a path that has one.
     """
-    is_asked_for = os.environ["SPARK_SUBMIT_OPTS"] == jvm_options()
+    is_asked_for = os.environ["SPARK_SUBMIT_OPTS"] == JVM_OPTIONS
     if CLASSES.is_file() or " " in str(CLASSES) or not CLASSES.parent.is_dir() or not is_asked_for:
         return
     command = [sys.executable, str(ROOT / "tests" / "harness" / "class_archive.py"), str(CLASSES)]
-    try:
-        subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    except subprocess.SubprocessError as error:
-        print(f"JVMs start without an archive of classes: {error}", file=sys.stderr)
-    os.environ["SPARK_SUBMIT_OPTS"] = jvm_options()  # for the workers
+    making = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def end() -> None:
+        try:
+            _, errors = making.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            making.kill()
+            _, errors = making.communicate()
+        if making.returncode:
+            print(f"JVMs started without an archive of classes: {errors[-2000:]}", file=sys.stderr)
+
+    config.add_cleanup(end)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -176,6 +185,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if os.environ.get("SPARK_SUBMIT_OPTS") == JVM_OPTIONS:
+        os.environ["SPARK_SUBMIT_OPTS"] = jvm_options()  # from now on with the archive, if it is there
     if item.get_closest_marker("delta") is not None and not find_delta_jars():
         if os.environ.get("JSTREAM_REQUIRE_DELTA") == "1":
             pytest.fail(f"JSTREAM_REQUIRE_DELTA=1, but {NO_DELTA}", pytrace=False)
