@@ -523,7 +523,7 @@ class Registers:
                 if self.budget.kind == "disk" or is_quiet:
                     number = volume.before.number
                     records = (Record(volume.before, "D"),)
-                    back = _with(faulty, at, records=records, mark=number, disk_mark=number, lowest=1)
+                    back = _with(faulty, at, records=records, mark=number, disk_mark=number, owner=-1, lowest=1)
                     yield f"volume {at} is put back", back
             if "damaged" in self.budget.faults and self.budget.kind == "disk":
                 for place, record in enumerate(volume.records):
