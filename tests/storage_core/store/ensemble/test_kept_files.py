@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from harness.open_files import open_files
 
 from storage_core.store.store import Store
 
@@ -65,18 +66,14 @@ def test_processes_that_take_turns_go_on_where_the_other_ended(tmp_path: Path) -
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs a list of open files")
 def test_close_closes_what_stays_open(tmp_path: Path) -> None:
-    def open_files() -> int:
-        links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-        return sum(str(tmp_path) in os.readlink(link) for link in links if link.is_symlink())
-
     paths = [tmp_path / f"v{number}" for number in range(3)]
     store = Store.create(paths)
     store.add_stream(STREAM).publish("orders.new", b"1")
-    assert open_files() == 2 * 3, "a segment and a journal for each volume"
+    assert open_files(tmp_path) == 2 * 3, "a segment and a journal for each volume"
     store.close()
-    assert open_files() == 0
+    assert open_files(tmp_path) == 0
     left = Store.open(paths)
     left.stream("ORDERS").publish("orders.new", b"2")
     del left
     gc.collect()
-    assert open_files() == 0, "nobody has the store any more"
+    assert open_files(tmp_path) == 0, "nobody has the store any more"

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from harness.cases import Cases
 from harness.copies import Scattered
 from harness.faults import Call, FaultyFiles
+from harness.open_files import open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +112,6 @@ def test_a_read_that_ends_early_leaves_no_file_open(tmp_path: Path) -> None:
 
     env = replace(REAL, files=DeadlineFiles(FaultyFiles(OS_FILES, judge, ("open",))))
     everything = sequences(scattered.slices())
-    before = len(os.listdir("/proc/self/fd"))
     for batch_count, block_count in ((1, 1), (FRAMES, 1), (FRAMES + 1, 3), (2 * FRAMES + 1, 4), (5 * FRAMES, 5)):
         opened.clear()
         reading = cast("Generator[pa.RecordBatch]", read_slices(scattered.slices(), SKIP, None, env))
@@ -119,7 +119,7 @@ def test_a_read_that_ends_early_leaves_no_file_open(tmp_path: Path) -> None:
         reading.close()
         assert rows == everything[: len(rows)]
         assert len(opened) == len(set(opened)) == block_count
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files(tmp_path) == 0
 
 
 # --- frames
@@ -431,16 +431,15 @@ def test_undamaged_copies_are_read_from_one_file_a_block_and_nothing_is_written(
     assert not told
 
 
-def test_files_are_closed_however_a_read_ends(scattered: Scattered) -> None:
+def test_files_are_closed_however_a_read_ends(scattered: Scattered, tmp_path: Path) -> None:
     for one in scattered.slices():
         damage_frame(one, 0, 1)
-    before = len(os.listdir("/proc/self/fd"))
     batches = read_slices(scattered.slices(), SKIP)
     next(batches), next(batches)  # the second one comes from another copy
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert open_files(tmp_path) == 2
     batches.close()  # type: ignore[attr-defined]
     sequences(scattered.slices())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == 0
 
 
 # --- questions, old plans, newer versions
