@@ -13,7 +13,7 @@ alone: read all, campaign with the best log, append on a majority; whoever finds
              mark.
     Faults   a coordinator is killed, or gives up, at any step; power loss: each thing that is not durable is kept,
              lost or torn; a failed fsync; and at most one volume at a time that is lost, away, put back to an earlier
-             head (a bucket: while nobody leads), or that has a damaged record. After an append that reached all
+             head (a bucket: while nobody has a session), or that has a damaged record. After an append that reached all
              volumes another one may be faulty.
 
 FORK     two entries that were acknowledged, or that a reader was shown, are not on one chain
@@ -514,7 +514,7 @@ class Registers:
 
     def _fault(self, state: State) -> Iterator[tuple[str, State]]:
         spent = _spend(state, "volume_faults")
-        is_quiet = all(one.phase in ("idle", "reads") for one in state.processes) and not state.puts
+        is_quiet = all(one.phase == "idle" for one in state.processes) and not state.puts
         for at, volume in enumerate(state.volumes):
             faulty = spent._replace(faulty=at)
             if "lost" in self.budget.faults:
