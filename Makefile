@@ -6,19 +6,21 @@ SECONDS ?= 600
 ARGS ?=
 RUN = . .venv/environment.sh && .venv/bin/python
 
-.PHONY: help setup demo demo-cluster test test-spark lint soak bench bench-peers docs dist clean
+.PHONY: help setup demo demo-cluster test test-spark test-oldest lint soak bench bench-peers docs dist release-check clean
 
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
 	@echo 'make demo-cluster      the same orders on a Spark cluster whose store is three buckets; one is emptied'
 	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
 	@echo 'make test-spark VERSION=4.0  what differs between versions of Spark, in an environment below build/'
+	@echo 'make test-oldest       all tests with the lowest versions of all dependencies'
 	@echo 'make lint              style, types, who may import whom, and the English of pages and help'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
 	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
 	@echo 'make bench-peers       reading and writing beside Kafka, with a real broker, and Delta'
 	@echo 'make docs              the documentation as a site, in build/site'
-	@echo 'make dist              wheel and sdist, in dist'
+	@echo 'make dist              wheel, sdist and the list of their components (SBOM), in dist'
+	@echo 'make release-check     what has to hold before a release; ARGS=--quick leaves the long tests out'
 	@echo 'make setup             only make .venv; the other targets do it themselves'
 	@echo 'make clean             remove .venv and what the tools left behind'
 
@@ -36,6 +38,9 @@ test: setup
 
 test-spark: setup
 	@$(RUN) scripts/spark_matrix.py $(VERSION) $(ARGS)
+
+test-oldest: setup
+	@$(RUN) scripts/spark_matrix.py oldest $(ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check .
@@ -61,7 +66,10 @@ docs: setup
 
 dist: setup
 	@rm -rf dist
-	@$(RUN) -m hatchling build
+	@$(RUN) scripts/distribution.py dist
+
+release-check: setup
+	@$(RUN) scripts/release_check.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -21,7 +21,7 @@ def register(spark: "SparkSession") -> None:
     which threads started by Python do not have. Raises RuntimeError, with what to do, if the workers cannot import the
     package: they run what PYSPARK_PYTHON says, by default the `python3` on the PATH.
     """
-    from pyspark_jstream import DefaultSource
+    from pyspark_jstream.source import DefaultSource
 
     _make_active(spark)
     try:

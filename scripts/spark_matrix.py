@@ -1,7 +1,9 @@
-"""The versions of Spark that jstream is tried with: `make test-spark VERSION=4.0`, and rows of the guide's table.
+"""The versions that jstream is tried with: `make test-spark VERSION=4.0`, `make test-oldest`, the guide's table.
 
-    .venv/bin/python scripts/spark_matrix.py 4.0 [ARGUMENTS]   run the tests that differ, or those that are named
-    .venv/bin/python scripts/spark_matrix.py                   print the rows for docs/guide/where-it-runs.md
+    .venv/bin/python scripts/spark_matrix.py 4.0 [ARGUMENTS]      run the tests that differ, or those that are named
+    .venv/bin/python scripts/spark_matrix.py oldest [ARGUMENTS]   run all tests with the lowest versions of all
+                                                                  dependencies that pyproject.toml allows
+    .venv/bin/python scripts/spark_matrix.py                      print the rows for docs/guide/where-it-runs.md
 
 Each version has an environment of its own, build/spark/VERSION, with Delta and its JARs where there are some.
 """
@@ -21,6 +23,8 @@ TESTS = (
     "tests/spark_stream/test_monitoring.py",
 )
 DELTA = "delta-spark==4.4.0"
+OLDEST = "oldest"
+EXTRAS = ("avro", "delta", "encryption", "metrics", "nats", "objectstore", "polars", "protobuf", "rescue")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Pair:
 
     pyspark: str
     delta: str | None
+    constraints: str = ""  # versions of other packages, as a file of requirements
 
 
 PAIRS = {
@@ -44,12 +49,27 @@ def main(arguments: list[str]) -> None:
         print("\n".join(rows()))
         return
     version, *rest = arguments
-    if version not in PAIRS:
+    if version not in (*PAIRS, OLDEST):
         sys.exit(f"VERSION={version}: the versions of Spark that jstream is tried with are {', '.join(PAIRS)}")
     folder = ROOT / "build" / "spark" / version
-    make(folder, PAIRS[version])
-    command = [str(folder / "bin" / "python"), "-m", "pytest", "-n", "0", *(rest or TESTS)]
-    sys.exit(subprocess.run(command, cwd=ROOT, env=environment(folder, PAIRS[version]), check=False).returncode)
+    pair = PAIRS.get(version) or oldest(folder)
+    make(folder, pair)
+    tests = rest or (["-n", "auto", "--dist", "loadscope", "tests"] if version == OLDEST else TESTS)
+    command = [str(folder / "bin" / "python"), "-m", "pytest", "-n", "0", *tests]
+    sys.exit(subprocess.run(command, cwd=ROOT, env=environment(folder, pair), check=False).returncode)
+
+
+def oldest(folder: Path) -> Pair:
+    """Find the lowest version of each dependency that pyproject.toml allows, and write them to `constraints.txt`."""
+    extras = [word for extra in EXTRAS for word in ("--extra", extra)]
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+    version = "{}.{}".format(*sys.version_info[:2])
+    command += ["--resolution", "lowest-direct", "--python-version", version, *extras, "pyproject.toml"]
+    pins = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "constraints.txt").write_text(pins)
+    (pyspark,) = (line.removeprefix("pyspark==") for line in pins.splitlines() if line.startswith("pyspark=="))
+    return Pair(pyspark, DELTA, pins)
 
 
 def rows() -> list[str]:
@@ -72,7 +92,10 @@ def make(folder: Path, pair: Pair) -> None:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "--editable", ".[dev,nats]", f"pyspark[connect]=={pair.pyspark}"], cwd=ROOT, check=True)
+    packages = ["--editable", ".[dev,nats]", f"pyspark[connect]=={pair.pyspark}"]
+    if pair.constraints:
+        packages += ["--constraint", str(folder / "constraints.txt")]
+    subprocess.run([*pip, *packages], cwd=ROOT, check=True)
     if pair.delta is not None:
         subprocess.run([*pip, "--no-deps", pair.delta, "importlib_metadata", "zipp"], check=True)
         jars = [str(python), "-m", "spark_stream.cli", "etl", "fetch-jars", str(folder / "delta-jars")]

@@ -67,13 +67,13 @@ def _python() -> Finding:
 
 
 def _packages() -> Finding:
-    import pyspark_jstream
+    from pyspark_jstream import packages
 
     try:
-        pyspark_jstream.check_packages()
+        packages.check_packages()
     except ImportError as error:
         return Finding("packages", PROBLEM, str(error), "rename what is in the way, or install jstream again")
-    return Finding("packages", OK, f"jstream is at {Path(pyspark_jstream.__file__).parent}")
+    return Finding("packages", OK, f"jstream is at {packages.HOME}")
 
 
 def _spark() -> Finding:

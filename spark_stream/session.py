@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from datasource.spark_versions import keeps_filters_apart
-from pyspark_jstream import use_this_python
+from pyspark_jstream.workers import use_this_python
 from spark_stream.jars import delta_jars, names_delta
 from spark_stream.jvm_errors import JVM_IS_GONE
 from spark_stream.spark_home import workers_from_bytecode

@@ -578,9 +578,8 @@ EXAMPLE = r"(?<!\w)'[^']*'|/srv\S+|\b(?=\w*\d)[\w.]+\b|\bhost \w\b"
 def texts_of_the_code() -> list[str]:
     """Return every text in the packages, with NUL where a value is put in."""
     found = []
-    for package in ("storage_core", "datasource", "spark_stream", "pyspark_jstream.py"):
-        files = [ROOT / package] if package.endswith(".py") else sorted((ROOT / package).rglob("*.py"))
-        for file in files:
+    for package in ("storage_core", "datasource", "spark_stream", "pyspark_jstream"):
+        for file in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.JoinedStr):
                     parts = [one.value if isinstance(one, ast.Constant) else "\0" for one in node.values]

@@ -1,6 +1,7 @@
 """The wheel as a stranger meets it: what is in it, and whether Spark finds `jstream` from it in an empty directory."""
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -13,10 +14,13 @@ import venv
 import zipfile
 from pathlib import Path
 
+import distribution
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALLED = {"pyspark_jstream.py", "datasource", "storage_core", "spark_stream"}
+INSTALLED = {"pyspark_jstream", "datasource", "storage_core", "spark_stream"}
 PROCESS_TIMEOUT_S = 300
 
 MAKE_STORE = """
@@ -101,7 +105,9 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_installs_exactly_the_four_names(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == INSTALLED | {"pyspark_jstream-0.1.0.dist-info"}
-    assert "pyspark_jstream-0.1.0.dist-info/licenses/LICENSE" in names
+    licenses = {"LICENSE", "spark_stream/ui/static/htmx.LICENSE"}
+    assert {f"pyspark_jstream-0.1.0.dist-info/licenses/{name}" for name in licenses} <= set(names)
+    assert {f"{package}/py.typed" for package in INSTALLED} <= set(names)
     assert {"storage_core/look.css", "spark_stream/look/templates/page.html"} <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".blk")) or "/tests/" in name]
 
@@ -117,15 +123,22 @@ def test_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
         [*build, "--target", "wheel"], cwd=unpacked, check=True, capture_output=True, timeout=PROCESS_TIMEOUT_S
     )
     (again,) = tmp_path.glob("*.whl")
-    contents = [zipfile.ZipFile(one) for one in (wheel, again)]
-    assert {one.filename: one.CRC for one in contents[0].infolist()} == {
-        one.filename: one.CRC for one in contents[1].infolist()
-    }
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_components_are_those_of_an_installation_and_valid() -> None:
+    text = distribution.list_components()
+    assert text == distribution.list_components()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    scopes = {component["name"]: component["scope"] for component in json.loads(text)["components"]}
+    assert {scopes[name] for name in ("htmx.org", "pyspark", "py4j", "pyarrow", "msgspec")} == {"required"}
+    assert {scopes[name] for name in ("obstore", "polars", "delta-spark")} == {"optional"}
+    assert not {"pytest", "ruff", "pyspark-jstream"} & set(scopes)
 
 
 def test_wheel_carries_every_module_of_the_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    for package in ("datasource", "storage_core", "spark_stream"):
+    for package in sorted(INSTALLED):
         modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
         assert modules <= names
 

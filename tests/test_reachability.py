@@ -81,7 +81,7 @@ def test_every_function_and_class_is_used_by_the_product_or_shown_to_users() -> 
     loaded = [command.place.partition(":")[2] for command in LOADED.values()]
     names = CALLED_BY_SPARK + CALLED_BY_PYTHON + CALLED_BY_TYPER + CALLED_BY_NOTEBOOKS + loaded
     search = Vulture(ignore_names=names, ignore_decorators=COMMANDS)
-    search.scavenge([str(ROOT / "pyspark_jstream.py"), *(str(ROOT / name) for name in PACKAGES)], exclude=["templates"])
+    search.scavenge([str(ROOT / "pyspark_jstream"), *(str(ROOT / name) for name in PACKAGES)], exclude=["templates"])
     for page in PAGES:
         search.scan("\n".join(shown_python(page.read_text())), filename=page)
     found = [item for item in search.get_unused_code() if item.filename not in PAGES]

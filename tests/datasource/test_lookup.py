@@ -79,7 +79,7 @@ def test_folder_that_is_no_package_is_not_in_the_way(tmp_path: Path) -> None:
 
 
 def test_our_source_under_a_link_is_ours(tmp_path: Path) -> None:
-    for name in ("pyspark_jstream.py", "datasource", "storage_core", "spark_stream"):
+    for name in ("pyspark_jstream", "datasource", "storage_core", "spark_stream"):
         (tmp_path / name).symlink_to(ROOT / name)
     assert run("from pyspark_jstream import Store; print(Store.__name__)", tmp_path) == "Store"
 
