@@ -4,10 +4,11 @@
 - The table of damage, an import, a comparison of copies and the page of `jstream ui` say the same lost sequences, and
   the same of which nobody can tell whether they were removed or are lost. What is neither shown nor said was not there.
 
-What leaves no trace is no fault of a reader: a store that was cut back to how it lay there earlier (`is_earlier`), and
-the first and the last slices of a channel, gone with their indexes, as a limit drops the first ones and as the channel
-was before the last ones (`gone_without_trace`). NATS does not hash the size of a subject: with another one a message
-has a true subject that it never had, and a limit per subject shows and hides others (`has_other_subject`).
+What leaves no trace is no fault of a reader. A stream of NATS that was cut back to how it lay there earlier has what it
+had then (`cuts`). First and last slices of a channel may be gone with their indexes: a limit drops the first ones, and
+without the last ones the channel is as it was before them (`gone_without_trace`). NATS does not hash the size of a
+subject: with another one a message has a true subject that it never had, and a limit per subject shows and hides others
+(`has_other_subject`).
 
     outcome = run(kept("nats"), cases(kept("nats"), seed=0), folder, seconds=60)
     assert not outcome.findings
@@ -198,28 +199,56 @@ def _is_index(path: Path) -> bool:
     return path.suffix == ".idx" or path.name == "index.db"
 
 
-def is_earlier(store: Kept, place: Path) -> bool:
-    """Return whether some stream lies there as it did earlier: no index tells more, its last blocks are gone, or cut
-    behind a record."""
+def cuts(store: Kept, place: Path) -> dict[Path, int | None]:
+    """Return where blocks of NATS were cut so that no trace is left: their size then, None of those that are gone.
+
+    No index tells more, the last block there ends with a record of it, or is empty, and all later ones are gone.
+    So the stream lay there earlier, whatever was done to what is in front.
+    """
+    cut: dict[Path, int | None] = {}
     folders: dict[Path, list[Path]] = {}
-    for path in store.ends:
+    for path in store.ends if store.layout == "nats" else ():
         folders.setdefault(path.parent, []).append(path)
-    return any(_lies_earlier(store, place, folder, blocks) for folder, blocks in folders.items())
+    for folder, blocks in folders.items():
+        index = folder / "index.db"
+        if index in store.whole and _bytes(place / index) == store.whole[index]:
+            continue
+        for path in sorted(blocks, key=_number, reverse=True):
+            content, whole = _bytes(place / path), store.whole[path]
+            if content is None:
+                cut[path] = None
+                continue
+            edges = [0, *sorted(store.ends[path])]
+            records = zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True)
+            size = next((end for start, end in records if content.endswith(whole[start:end])), None)
+            if not content or size not in (None, len(whole)):
+                cut[path] = size or 0
+            break
+    return cut
 
 
-def _lies_earlier(store: Kept, place: Path, folder: Path, blocks: list[Path]) -> bool:
-    blocks.sort(key=_number)
-    indexes = [path for path in store.whole if path.parent == folder and _is_index(path)]
-    if any(_bytes(place / path) == store.whole[path] for path in indexes if path.name == "index.db"):
-        return False
-    now = [_bytes(place / path) for path in blocks]
-    same = [content == store.whole[path] for path, content in zip(blocks, now, strict=True)]
-    if all(same):
-        return False
-    cut = same.index(False)
-    own, content = blocks[cut], now[cut]
-    is_cut = content is None or (store.whole[own].startswith(content) and len(content) in store.ends[own] | {0})
-    return is_cut and all(later is None for later in now[cut + 1 :])
+def lay_earlier(store: Kept, place: Path, cut: Mapping[Path, int | None], scratch: Path) -> Rows | None:
+    """Return what a strict read gave when the blocks ended where they were cut, and nothing else was damaged but files
+    of consumers; None if it raised."""
+    changed = {path.parent for path in cut}
+    files = {path: content for path, content in store.whole.items() if not (path.parent in changed and _is_index(path))}
+    files |= {path: _bytes(place / path) for path in files if "obs" in path.parts}
+    files |= {path: None if size is None else store.whole[path][:size] for path, size in cut.items()}
+    try:
+        _write(files, scratch)
+        return strict(store, scratch)
+    except StorageError:
+        return None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write(files: Mapping[Path, bytes | None], place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    for path, content in files.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            (place / path).write_bytes(content)
 
 
 def gone_without_trace(store: Kept, place: Path) -> set[tuple[str, int]]:
@@ -392,8 +421,8 @@ def _set(ranges: Iterable[Iterable[int]]) -> SequenceSet:
 
 def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: Counter[str]) -> str:
     """Return what is wrong with the reading of a damaged store, "" if nothing."""
-    earlier = is_earlier(store, place)
-    truth = store.truth
+    cut = cuts(store, place)
+    truth = lay_earlier(store, place, cut, scratch) if cut else store.truth
     gone = gone_without_trace(store, place)
     is_other = has_other_subject(store, place)
     if truth is not None and gone:
@@ -403,11 +432,11 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
     except StorageError:
         counts["strict reads that raised"] += 1
     else:
-        kind = "of what lay there earlier" if earlier else "of exactly what was there"
+        kind = "of what lay there earlier" if cut else "of exactly what was there"
         counts[f"strict reads {kind}"] += 1
-        if truth is None and not earlier and not gone and not _tells_nothing(store.open(place)):
+        if truth is None and not cut and not gone and not _tells_nothing(store.open(place)):
             return "a strict read of a store that was damaged before raises no error"
-        if truth is not None and not earlier and not same(rows, truth) and not is_other:
+        if truth is not None and not same(rows, truth) and not is_other:
             more, less = sorted(rows.keys() - truth.keys()), sorted(truth.keys() - rows.keys())
             return f"a strict read gives other rows: {len(more)} more {more[:5]}, {len(less)} less {less[:5]}"
     try:
@@ -417,7 +446,7 @@ def check(store: Kept, place: Path, scratch: Path, rng: random.Random, counts: C
         return ""
     said = compared(opened)
     everything = listed(opened)
-    if wrong := _check_listed(opened, everything, said, truth, earlier or is_other):
+    if wrong := _check_listed(opened, everything, said, truth, is_other):
         return wrong
     if rng.randrange(IMPORT_ONE_IN) == 0:
         counts["imports"] += 1
@@ -441,7 +470,7 @@ def _recognised(place: Path) -> str | None:
     return recognise_foreign(place)
 
 
-def _check_listed(opened: ForeignStore, everything: Listed, said: Said, truth: Rows | None, earlier: bool) -> str:
+def _check_listed(opened: ForeignStore, everything: Listed, said: Said, truth: Rows | None, is_other: bool) -> str:
     for name, (lost, unexplained) in said.items():
         if name in everything.refused:
             continue
@@ -457,7 +486,7 @@ def _check_listed(opened: ForeignStore, everything: Listed, said: Said, truth: R
         shown = {at for stream, at in everything.rows if stream == name}
         if any(at in lost or at in unexplained for at in shown):
             return f"stream {name}: what is shown is said to be lost"
-        if truth is None or earlier or any(each.unclear for each in everything.damage):
+        if truth is None or is_other or any(each.unclear for each in everything.damage):
             continue
         hidden = {at for stream, at in truth if stream == name} - shown
         behind = min((each.first or 0 for each in costly if each.end is None), default=1 << 62)
@@ -550,10 +579,7 @@ def try_one(store: Kept, seed: int, folder: Path, counts: Counter[str]) -> str:
     """Damage a copy of a store and read it; return what was done and what is wrong, "" if nothing."""
     rng = random.Random(f"{store.name}:{seed}")
     place = folder / f"store-{os.getpid()}"
-    shutil.rmtree(place, ignore_errors=True)
-    for path, content in store.whole.items():
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
-        (place / path).write_bytes(content)
+    _write(store.whole, place)
     done = damage(store, place, rng)
     counts["damages"] += 1
     try:
