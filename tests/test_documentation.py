@@ -374,7 +374,7 @@ NOT_RUN = [
     NotRun(
         "docs/guide/etl.md",
         "export PYSPARK_SUBMIT_ARGS",
-        "tests/spark_stream/pipelines/test_declarative.py runs it, twice, with a folder of its own",
+        "tests/datasource/test_spark_connect.py runs it, twice, with a folder of its own",
         is_shell,
     ),
     NotRun(
