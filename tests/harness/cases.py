@@ -3,8 +3,10 @@
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import combinations
+from random import Random
 
 import pytest
 
@@ -55,3 +57,14 @@ class Cases:
             names = "\n".join(f"{name}: {trace.strip().splitlines()[-1]}" for name, trace in self._failures)
             text = f"{len(self._failures)} of {self.count} cases failed\n\n{shown}\n\nall of them:\n{names}"
             pytest.fail(text, pytrace=False)
+
+
+def covering(cases: Iterable[Mapping[str, str]], strength: int) -> Iterator[Mapping[str, str]]:
+    """Yield some of the cases: any `strength` answers that occur together in a case do so in one of these."""
+    listed, covered = list(cases), set[tuple[tuple[str, str], ...]]()
+    Random(1).shuffle(listed)
+    for case in listed:
+        together = set(combinations(sorted(case.items()), strength))
+        if not together <= covered:
+            covered |= together
+            yield case
