@@ -81,7 +81,7 @@ def end_at(number: int, halfway: bool = False) -> Judge:
 def share_of(calls: Sequence[T], test: object, of: Sequence[object]) -> Sequence[T]:
     """Return the share of the calls that falls to `test`: tests of all of them, side by side, take each call once.
 
-    For lives on several volumes, which make the same calls on each: those on one volume take every call every time.
+    Each call meets one of them; which call meets which other one is what the simulator draws.
     """
     return calls[of.index(test) :: len(of)]
 

@@ -38,7 +38,7 @@ def test_a_backup_that_ends_at_any_call_is_none_or_whole_and_goes_on(what: str) 
     backup(probe.open(files), BACKUP)
     (marked_until,) = [one for one in files.calls if one.operation == "replace" and identity.BACKUP_FILE in str(one)]
     cases = Cases(f"backup: {what} at each call")
-    for call in files.calls:
+    for call in share_of(files.calls, what, ENDS):
         if what == "killed halfway" and call.operation != "write":
             continue  # is the same as killed
         with cases.case(str(call), call.operation):
@@ -70,7 +70,7 @@ def test_a_restore_that_ends_at_any_call_is_none_or_whole_and_goes_on(what: str,
     restored(probe, count, files)
     cases = Cases(f"restore onto {count} volumes: {what} at each call")
     finished = 0
-    for call in files.calls if count == 1 else share_of(files.calls, what, ENDS):
+    for call in share_of(files.calls, what, ENDS):
         if what == "killed halfway" and call.operation != "write":
             continue  # is the same as killed
         with cases.case(str(call), call.operation):

@@ -204,7 +204,7 @@ def test_a_restore_that_ends_at_any_call_is_there_whole_or_not_at_all(what: str,
     machine = target(count)
     cases = Cases(f"restore of a stream onto {count} volumes: {what} at each call")
     calls = calls_of(machine.copy(), count)
-    for call in calls if count == 1 else share_of(calls, what, ENDS):
+    for call in share_of(calls, what, ENDS):
         if what == "killed halfway" and call.operation != "write":
             continue  # is the same as killed
         with cases.case(str(call), call.operation):
