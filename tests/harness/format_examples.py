@@ -61,7 +61,7 @@ def snapshot() -> bytes:
 
 
 def dump(data: bytes) -> str:
-    """Return rows of 16 bytes in hex and text, `*` for rows like the one before."""
+    """Return rows of 16 bytes in hex, four at a time, and text, `*` for rows like the one before."""
     rows, before, repeated = [], b"", False
     for at in range(0, len(data), 16):
         row = data[at : at + 16]
@@ -72,8 +72,8 @@ def dump(data: bytes) -> str:
             continue
         before, repeated = row, False
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        pairs = f"{row[:8].hex(' ')}  {row[8:].hex(' ')}"
-        rows.append(f"{at:08x}  {pairs:<48}  |{text}|")
+        pairs = row.hex(" ", -4)
+        rows.append(f"{at:08x}  {pairs:<35}  |{text}|")
     if repeated:
         rows.append(f"{len(data):08x}")
     return "\n".join(rows)

@@ -45,7 +45,7 @@ def worked_example(name: str) -> bytes:
         if line == "*":
             repeat = True
             continue
-        at, row = int(line[:8], 16), bytes.fromhex(line[8:58])
+        at, row = int(line[:8], 16), bytes.fromhex(line[8:].split("|")[0])
         if repeat:
             data += bytes(data[-16:]) * ((at - len(data)) // 16)
             repeat = False

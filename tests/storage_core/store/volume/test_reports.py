@@ -68,7 +68,7 @@ def test_a_flip_of_any_bit_and_a_cut_anywhere_make_it_no_report() -> None:
 
 def test_the_example_of_the_document_is_what_is_written() -> None:
     dump = DOCUMENT.read_text().split("## Worked example")[1].split("```")[1].strip().splitlines()
-    encoded = b"".join(bytes.fromhex(line[8:58]) for line in dump[:-1])
+    encoded = b"".join(bytes.fromhex(line[8:].split("|")[0]) for line in dump[:-1])
     assert int(dump[-1], 16) == len(encoded)
     assert encoded == EXAMPLE.encode()
     assert decode_report(encoded, "example") == EXAMPLE
