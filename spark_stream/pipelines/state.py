@@ -27,6 +27,7 @@ from datasource.settings import LOCK_TIMEOUT_S
 from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError, CheckpointLostError
 from storage_core.paths import is_in_object_store, place, real_place
 from storage_core.store.consumers import leases
+from storage_core.store.consumers.claims import OtherOwner, alone
 from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.environment import REAL
 
@@ -63,7 +64,7 @@ class PipelineState:
         self._is_remote = is_in_object_store(self.folder)
         # Spark knows some places by other names than we do, as s3a:// for s3://.
         self._folder_for_spark = f"{checkpoint.rstrip('/')}{SUFFIX}" if self._is_remote else str(self.folder)
-        self._other_owner: leases.OtherOwner = lambda: ""
+        self._other_owner: OtherOwner = lambda: ""
 
     @contextmanager
     def lock(self, work: str) -> Iterator[None]:
@@ -72,7 +73,8 @@ class PipelineState:
         `work` is what the lock owner does, for the error that others get.
         """
         if self._is_remote:
-            with leases.alone([leases.place_beside(self.folder, REAL)], REAL, LEASE, LOCK_TIMEOUT_S) as other_owner:
+            claims = leases.Leases([leases.place_beside(self.folder, REAL)], REAL, LOCK_TIMEOUT_S)
+            with alone(claims, LEASE) as other_owner:
                 owner = other_owner()
                 if owner:
                     raise CheckpointHeldError(self.checkpoint, owner)

@@ -343,7 +343,7 @@ class AdvanceConsumers(msgspec.Struct, frozen=True, tag="advance_consumers"):
 
 
 class TakeConsumer(msgspec.Struct, frozen=True, tag="take_consumer"):
-    """Another query owns the consumer from now on; the former one, if it lives, is fenced by the generation."""
+    """A query owns the consumer from now on; the former one, if it lives, is fenced by the generation."""
 
     incarnation: bytes
     name: str

@@ -28,7 +28,7 @@ class ConsumerState:
     paused_until_ns: int = 0
     events: tuple[Event, ...] = ()  # oldest first, the newest CONSUMER_EVENTS_KEPT
     query_start: QueryStart = QueryStart()  # the last one of a query without a checkpoint
-    generation: int = 0  # of its ownership by queries; one more with each that took it over from a live one
+    generation: int = 0  # of its ownership by queries; one more with each query that began
     clock_ns: int = 0  # the latest time of a command that set or met deadlines, or a pause: they go by that clock
     skipped: int = 0  # messages that were removed or lost before it acknowledged them
     skipped_reported: int = 0  # of these, when its events last reported them

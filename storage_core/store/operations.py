@@ -7,6 +7,7 @@ from typing import Any
 
 from storage_core.errors import StorageError
 from storage_core.store.consumers import ownership
+from storage_core.store.consumers.claims import alone
 from storage_core.store.maintenance import deleted
 from storage_core.store.maintenance.archives import Archiving
 from storage_core.store.maintenance.compaction import Compaction
@@ -72,7 +73,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool], check: Callable[[
     def archive() -> None:
         if not len(store.view().state.archives):
             return
-        with ownership.alone(store, ownership.ARCHIVE_FILE) as other_owner:
+        with alone(ownership.claims_of(store), ownership.ARCHIVE) as other_owner:
             Archiving(store.metadata, env, timeout_s, store.maintenance.archived).run(is_stopped, other_owner)
 
     def sweep() -> None:

@@ -11,11 +11,11 @@ again: so a deletion or a put that arrives late hits nobody else's.
                 created again only where there is no higher one. A thread for each volume does it every RENEW_S; who is
                 about to act does it first (`other_owner`), since a process that was stopped and goes on knows nothing
     acquire     look, create on each volume in the order of their ids, then list: a higher number wins
-    succeed     the newest owner has ended, or all its signs have been the same for EXPIRES_S: acquire the next number,
+    claim       the newest owner has ended, or all its signs have been the same for EXPIRES_S: acquire the next number,
                 look again. An owner that woke up before it saw that number has put a new sign, and is waited for until
-                it ends. Only then the former leases are swept
-    close       delete the lease, or put the mark that it is over where nothing else keeps count of the numbers. A lost
-                lease is always deleted: a put that was under way may have brought it back after the sweep
+                it ends. Only then the former leases are swept. Who seizes a purpose waits for nobody
+    close       put the mark that the lease is over, so that its number is not used again. A lost lease is deleted: a
+                put that was under way may have brought it back after the sweep
 
 An owner puts its sign before it looks for a higher number, and a successor creates the higher number before it looks
 at the sign: one of them sees the other. Clocks of hosts are never compared: an observer counts by a clock of its own
@@ -23,7 +23,6 @@ that does not go back. An owner that stops between looking and acting is not kep
 behind the lease refuses it then: a consumer's generation, the metadata's term, the identity of a pipeline's batch.
 """
 
-import contextlib
 import logging
 import os
 import re
@@ -31,7 +30,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -45,6 +44,7 @@ from storage_core.file_kinds import LEASE
 from storage_core.files import Files
 from storage_core.objects.client import CALL_TIMEOUT_S
 from storage_core.raft.rules import majority
+from storage_core.store.consumers.claims import Claim
 from storage_core.store.ensemble.metadata_client import translated
 from storage_core.store.ensemble.process_cache import on_each
 from storage_core.store.environment import Environment
@@ -59,8 +59,6 @@ RENEW_S = 10.0  # between two puts of a lease
 EXPIRES_S = 30.0  # without a new sign, as its observer counts them
 LOOK_S = 1.0  # between two looks of who waits
 _ENDED = ("Z", "X")  # states of a process that only waits for its parent to ask
-
-OtherOwner = Callable[[], str]  # who has by now what this process acquired; empty: this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +131,9 @@ class Leases:
     Nobody has to close it: when it is forgotten, its leases are not renewed any more.
     """
 
-    def __init__(
-        self, volumes: Iterable[Volume], env: Environment, wait_s: float, counts_numbers: bool = False
-    ) -> None:
-        """`wait_s`: for how long an owner is waited for that may have ended.
-
-        `counts_numbers`: a lease that is given back stays, marked as over, since nothing else keeps count.
-        """
-        self._wait_s, self._counts_numbers = wait_s, counts_numbers
+    def __init__(self, volumes: Iterable[Volume], env: Environment, wait_s: float) -> None:
+        """`wait_s`: for how long an owner is waited for that may have ended."""
+        self._wait_s = wait_s
         present = (volume for volume in volumes if volume.identity is not None)
         self._volumes = sorted(present, key=lambda volume: volume.volume_id)
         self._env = env
@@ -207,28 +200,34 @@ class Leases:
                 self._release([name.purpose])
         return is_ours
 
-    def succeed(self, purpose: str) -> LeaseInfo | None:
-        """Own a purpose whose newest owner is gone, under the next number; return None, or who has it.
+    def claim(self, names: Iterable[str], seize: bool = False) -> dict[str, Claim]:
+        """Own these purposes under their next numbers, once their newest owners are gone, or at once by `seize`."""
+        purposes = list(names)
+        with translated(label(self._volumes)):
+            if len(purposes) > 1 and not seize:
+                self._observe(purposes)
+            return {purpose: self._succeed(purpose, seize) for purpose in purposes}
 
-        Raises OSError if too few volumes answer.
-        """
+    def _succeed(self, purpose: str, seize: bool) -> Claim:
         numbers = self._numbers(purpose)
         number, held, is_gone = 0, None, True
         if numbers:
             number = numbers[-1]
-            held, is_gone = self.look_or_wait(LeaseName(purpose, number))
+            newest = LeaseName(purpose, number)
+            held, is_gone = (self.look(newest), True) if seize else self._look_or_wait(newest)
         while held is None or is_gone:
             former, number = held, number + 1
             held = self.acquire(LeaseName(purpose, number))
             if held is None:
-                held = self._wait_until_ended(LeaseName(purpose, number - 1), former)
+                if not seize:
+                    held = self._wait_until_ended(LeaseName(purpose, number - 1), former)
                 if held is not None:
                     self._release([purpose])
-                    return held
+                    break
                 sweep(self._volumes, self._env, [LeaseName(purpose, before) for before in numbers])
-                return None
+                return Claim(True, str(former.owner) if former is not None and not former.owner.is_over else "")
             is_gone = held.has_ended()
-        return held
+        return Claim(False, str(held))
 
     def _wait_until_ended(self, name: LeaseName, silent: LeaseInfo | None) -> LeaseInfo | None:
         """Wait for a silent owner that has woken up: it ends when it sees the next number. Return it if it does not."""
@@ -238,7 +237,7 @@ class Leases:
         while held is not None and not is_gone:
             if self._env.monotonic() >= until_s:
                 return held
-            held, is_gone = self.look_or_wait(name)
+            held, is_gone = self._look_or_wait(name)
         return None
 
     def look(self, name: LeaseName) -> LeaseInfo | None:
@@ -252,7 +251,7 @@ class Leases:
         signs = {volume_id: owner.sign for volume_id, owner in owners.items()}
         return LeaseInfo(min(owners.values(), key=lambda owner: owner.is_over), signs, self._machine)
 
-    def look_or_wait(self, name: LeaseName) -> tuple[LeaseInfo | None, bool]:
+    def _look_or_wait(self, name: LeaseName) -> tuple[LeaseInfo | None, bool]:
         """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
         held = self.look(name)
         until_s = self._env.monotonic() + self._wait_s
@@ -271,29 +270,21 @@ class Leases:
             held = self.look(name)
         return None, False
 
-    def observe(self, names: Iterable[LeaseName]) -> None:
-        """Begin to watch several leases at once, so that they are not waited for one after another."""
-        for name in names:
-            held = self.look(name)
-            if held is not None:
-                self._observed[name] = held, self._env.monotonic()
+    def _observe(self, purposes: Iterable[str]) -> None:
+        """Begin to watch several purposes at once, so that they are not waited for one after another."""
+        for purpose in purposes:
+            for number in self._numbers(purpose)[-1:]:
+                name = LeaseName(purpose, number)
+                held = self.look(name)
+                if held is not None:
+                    self._observed[name] = held, self._env.monotonic()
 
-    def give_back(self, purpose: str) -> None:
-        """Give one lease back. Never raises: what cannot be given back expires."""
-        self._release([purpose])
-
-    def has_lost(self, purpose: str) -> bool:
-        """Return whether a renewal has found that somebody else owns this purpose by now."""
-        return purpose in self._names.lost
-
-    def other_owner(self, purpose: str) -> str:
-        """Renew all leases; return who else owns this purpose by now, nothing if this process does.
-
-        Raises OSError if too few volumes answer.
-        """
+    def other_owner(self, name: str) -> str:
+        """Renew all leases; return who else owns this purpose by now, nothing if this process does."""
         renewals = {renewal.volume.volume_id: renewal for renewal in self.renewals}
-        self._answers(lambda volume: renewals[volume.volume_id].renew())
-        return self._names.lost.get(purpose, "")
+        with translated(label(self._volumes)):
+            self._answers(lambda volume: renewals[volume.volume_id].renew())
+        return self._names.lost.get(name, "")
 
     def close(self) -> None:
         """Give everything back. Never raises: what cannot be given back expires."""
@@ -331,7 +322,7 @@ class Leases:
         return _encode(self._owner_id, self._since, self._machine, is_over)
 
     def _release(self, purposes: list[str]) -> None:
-        mark = self._encoded(is_over=True) if self._counts_numbers else None
+        mark = self._encoded(is_over=True)
         marks = {
             LeaseName(purpose, self._names.mine.pop(purpose)): None if purpose in self._names.lost else mark
             for purpose in purposes
@@ -428,24 +419,6 @@ def _newest(names: Iterable[LeaseName]) -> dict[str, int]:
     return {name.purpose: name.number for name in sorted(names, key=lambda name: name.number)}
 
 
-@contextlib.contextmanager
-def alone(volumes: Iterable[Volume], env: Environment, purpose: str, wait_s: float) -> Iterator[OtherOwner]:
-    """Own a purpose of the store until the block ends, or until somebody else does.
-
-    Yields what tells who else owns it: to be asked at once, and before each step. Raises what reading a store raises.
-    """
-    at_hand = list(volumes)
-    with closing(Leases(at_hand, env, wait_s, counts_numbers=True)) as leases:
-        with translated(label(at_hand)):
-            held = leases.succeed(purpose)
-
-        def other_owner() -> str:
-            with translated(label(at_hand)):
-                return str(held) if held is not None else leases.other_owner(purpose)
-
-        yield other_owner
-
-
 def place_beside(folder: Path, env: Environment) -> Volume:
     """Return a folder of an object store as the one volume of leases that are of no store."""
     identity = VolumeIdentity(bytes(16), bytes(16), bytes(16), 0)
@@ -468,11 +441,6 @@ def sweep(volumes: Iterable[Volume], env: Environment, names: Iterable[LeaseName
                 env.files.unlink(_path(volume, name))
             except OSError as error:
                 logger.info("%s: a lease is left: %s", volume.path, error)
-
-
-def owner_on(volume: Volume, files: Files, name: LeaseName) -> Owner | None:
-    """Return who has a lease on one volume; None if nobody has. Raises OSError."""
-    return read(files, _path(volume, name))
 
 
 def _path(volume: Volume, name: LeaseName) -> Path:

@@ -9,13 +9,12 @@ view in `QueryReader.view`.
 
 With a durable consumer the store knows the query's place as well. Without a checkpoint the query begins there, and
 whatever batch is finished moves it up, one entry of the log for all streams. Such a query owns its consumers
-(ownership.py), so that two live ones never share one by accident.
+(ownership.py): what a former one still says is refused.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from storage_core.errors import DataLossError, OtherHostError, ReadOnlyError, StorageError
@@ -110,7 +109,7 @@ class QueryReader:
         if consumer is not None:
             check_name(consumer, "name of a consumer")
             if own and not store.read_only:
-                self._ownership = Ownership(store, take_over)
+                self._ownership = Ownership(store, consumer, take_over)
         self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was reported, where it led
 
     def close(self) -> None:
@@ -137,12 +136,10 @@ class QueryReader:
 
         Raises StoreBusyError naming a live query that has one, FencedError if one was taken over.
         """
-        if self._ownership is None:
-            return
-        streams = self._streams(self._state, names)
-        pairs = [(stream, consumer) for stream in streams if (consumer := self._consumer_in(stream)) is not None]
-        if self._ownership.own(pairs):
-            self.view = self._store.known
+        if self._ownership is not None:
+            for stream in self._streams(self._state, names):
+                self._consumer_in(stream)
+            self.view = self._ownership.own(names, self.view)
 
     def _make(self, session: Session, stream: StreamState, start: QueryStart) -> None:
         """Make the consumer of a stream, and own it."""
@@ -152,8 +149,7 @@ class QueryReader:
         session.propose(AddConsumer(stream.incarnation, config, start.sequence, start))
         if self._ownership is not None:
             made = self._store.stream_state(stream.name, session.state)
-            owned = self._ownership.own_new(made, made.consumers[self._consumer.casefold()])
-            session.if_taken_back(partial(self._ownership.disown, owned))
+            self._ownership.own_new(session, made, made.consumers[self._consumer.casefold()])
 
     # --- where a query begins
 
@@ -204,7 +200,7 @@ class QueryReader:
             self._make(session, stream, query_start)
             return
         if self._ownership is not None:
-            self._ownership.generation(stream, consumer)
+            self._ownership.generation(session, stream, consumer)
         events: tuple[Event, ...] = ()
         before, after = place_of(stream, consumer).next_sequence, start.sequence
         if before != after:
@@ -404,7 +400,7 @@ class QueryReader:
             self._make(session, stream, QueryStart(verdict.made.next_sequence))
             session.propose(RecordConsumerEvents(stream.incarnation, self._consumer, (event,)))
         else:
-            self._ownership.generation(stream, consumer)
+            self._ownership.generation(session, stream, consumer)
             session.propose(move_of(stream, consumer, decision_of(stream, consumer, CONTINUE), (event,)))
 
     def _make_missing(self, at: Mapping[str, QueryPosition]) -> None:
@@ -452,7 +448,7 @@ class QueryReader:
                 done[stream.incarnation] = done_by(self._store, stream, consumer, end)
                 advances.append(
                     ConsumerAdvance(
-                        stream.incarnation, consumer.name, end, self._generation(stream, consumer),
+                        stream.incarnation, consumer.name, end, self._generation(session, stream, consumer),
                         done[stream.incarnation].encode() if done[stream.incarnation] else b"",
                     )
                 )  # fmt: skip
@@ -464,10 +460,10 @@ class QueryReader:
 
         self._write(job)
 
-    def _generation(self, stream: StreamState, consumer: ConsumerState) -> int:
+    def _generation(self, session: Session, stream: StreamState, consumer: ConsumerState) -> int:
         if self._ownership is None:
             return ANY_GENERATION
-        return self._ownership.generation(stream, consumer)
+        return self._ownership.generation(session, stream, consumer)
 
     def _advances(
         self, state: StoreState, ends: Mapping[str, Position]

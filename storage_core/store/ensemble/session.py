@@ -40,6 +40,7 @@ from storage_core.metadata.commands import (
     NoOp,
     RecordEvents,
     Remove,
+    TakeConsumer,
     TakeOver,
     Unlinked,
     Voter,
@@ -383,7 +384,7 @@ class Session:
         Raises what it is refused with, DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored,
         OutcomeUnknownError if that cannot be known.
         """
-        is_ack = isinstance(command, Acknowledge)
+        is_ack = isinstance(command, (Acknowledge, TakeConsumer))
         releases_space = releases_space or is_ack or isinstance(command, FREEING)
         leadership = self._leadership()
         change = self._apply(command, leadership)

@@ -17,7 +17,7 @@ from harness.processes import Machine
 
 from storage_core.errors import FencedError, ReadOnlyError, StoreBusyError
 from storage_core.metadata.reconcile import FAIL
-from storage_core.store.consumers.ownership import PAUSE_S
+from storage_core.store.consumers.claims import PAUSE_S
 from storage_core.store.consumers.query import QueryReader, Start, onward
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
@@ -246,18 +246,58 @@ def test_a_consumer_that_is_deleted_and_made_again_is_owned_anew(machine: Machin
         QueryReader(machine.open(), "etl").begin(STARTS)
 
 
-def test_files_of_titles_that_nobody_can_have_are_swept(machine: Machine) -> None:
+def test_a_consumer_that_was_taken_over_is_its_new_owners_alone(machine: Machine) -> None:
     former = QueryReader(machine.open(), "etl")
     former.begin(STARTS)
     owner = QueryReader(machine.open(), "etl", take_over=True)
     owner.begin(STARTS)
-    count = len(machine.paths)
-    machine.open().maintain()
-    assert len(lock_files(machine)) == 2 * count, "both of them live"
     former.close()
-    machine.open().maintain()
-    assert len(lock_files(machine)) == count
+    with pytest.raises(StoreBusyError):
+        QueryReader(machine.open(), "etl").begin(STARTS)
     owner.close()
+    QueryReader(machine.open(), "etl").begin(STARTS)
+
+
+def test_a_query_whose_lock_is_gone_is_fenced_by_the_next_one(machine: Machine) -> None:
+    store = machine.open()
+    former = QueryReader(store, "etl")
+    former.begin(STARTS)
+    for path in machine.paths:
+        (name,) = machine.files().list_directory(path / OWNERS)
+        machine.files().unlink(path / OWNERS / name)
+    owner = QueryReader(machine.open(), "etl")
+    owner.begin(STARTS)
+    with pytest.raises(FencedError):
+        acknowledge(former, store, 5)
+    acknowledge(owner, machine.open(), 3)
+    assert machine.open().stream("orders").consumer("etl").info()["delivered"] == {"stream_seq": 2}
+
+
+def test_a_query_that_is_taken_over_before_it_has_begun_ends(machine: Machine) -> None:
+    QueryReader(machine.open(), "etl", own=False).begin(STARTS)
+    owner = QueryReader(machine.open(), "etl", take_over=True)
+    is_taken = False
+
+    def take_over_before_the_generation_is_written(call: Call) -> int:
+        nonlocal is_taken
+        if call.operation == "acquire" and call.path.parent in machine.paths and not is_taken:
+            is_taken = True
+            owner.begin(STARTS)
+        return 0
+
+    late = QueryReader(machine.open(counting_locks(machine, take_over_before_the_generation_is_written)), "etl")
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            late.begin(STARTS)
+    acknowledge(owner, machine.open(), 3)
+
+
+def test_lock_files_of_consumers_that_are_gone_are_swept_when_nobody_has_them(machine: Machine) -> None:
+    owner = QueryReader(machine.open(), "etl")
+    owner.begin(STARTS)
     machine.open().stream("orders").consumer("etl").delete()
+    machine.open().maintain()
+    assert len(lock_files(machine)) == len(machine.paths)
+    owner.close()
     machine.open().maintain()
     assert lock_files(machine) == []

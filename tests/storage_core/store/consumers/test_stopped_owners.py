@@ -18,6 +18,7 @@ import pytest
 
 from storage_core.errors import StoreBusyError
 from storage_core.store.consumers import leases
+from storage_core.store.consumers.claims import Claim
 from storage_core.store.consumers.leases import EXPIRES_S, LeaseName, Leases
 from storage_core.store.consumers.query import QueryReader, Start
 from storage_core.store.environment import Environment, reaching
@@ -207,7 +208,7 @@ def test_consumer_of_a_query_that_was_stopped_is_its_successors(
         assert said.startswith("JSTREAM_FENCED") and f"process {os.getpid()} on " in said
         assert store.stream("orders").consumer("etl").info()["ack_floor"]["stream_seq"] == 0
         (name,) = lease_names(s3_root, buckets[0])
-        assert name.endswith("-1.lease"), "the successor's sweep is not undone"
+        assert name.endswith("-2.lease"), "the successor's sweep is not undone"
 
 
 # --- an owner that wakes up at the worst moment
@@ -234,8 +235,8 @@ def test_an_owner_that_wakes_up_before_it_is_succeeded_is_waited_for(
     store: Store, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch, looks_again: bool
 ) -> None:
     monkeypatch.setattr(leases, "RENEW_S", 1000.0)
-    owner = Leases(store.volumes(), reaching(s3_options), 60.0, counts_numbers=True)
-    assert owner.succeed("work") is None
+    owner = Leases(store.volumes(), reaching(s3_options), 60.0)
+    assert owner.claim(["work"]) == {"work": Claim(True)}
     clock = Clock()
     woken = on_another_host(s3_options, clock)
     seen: list[str] = []
@@ -250,8 +251,8 @@ def test_an_owner_that_wakes_up_before_it_is_succeeded_is_waited_for(
 
     env = replace(woken, files=_BeforeCreation(woken.files, "work-2.lease", wake_up))
     clock.while_asleep = lambda: look_again() if seen else None
-    next_owner = Leases(store.volumes(), env, 60.0, counts_numbers=True)
-    assert next_owner.succeed("work") is None and next_owner.other_owner("work") == ""
+    next_owner = Leases(store.volumes(), env, 60.0)
+    assert next_owner.claim(["work"])["work"].is_ours and next_owner.other_owner("work") == ""
     assert seen[0] == "", "it was still alone when it looked"
     if looks_again:
         assert f"process {os.getpid()} on " in seen[1], "it ends before its successor begins"
@@ -263,7 +264,7 @@ def test_an_owner_that_wakes_up_before_it_is_succeeded_is_waited_for(
 
 def test_a_number_that_was_swept_is_nobodys_again(store: Store, s3_options: dict[str, str], s3_root: Path) -> None:
     env = on_another_host(s3_options, Clock())
-    late, owner = (Leases(store.volumes(), env, 60.0, counts_numbers=True) for _ in range(2))
+    late, owner = (Leases(store.volumes(), env, 60.0) for _ in range(2))
     assert owner.acquire(LeaseName("work", 5)) is None
     held = late.acquire(LeaseName("work", 4))
     assert held is not None and held.owner.pid == os.getpid()

@@ -16,6 +16,7 @@ from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
 from storage_core.files import OS_FILES
 from storage_core.store.consumers import ownership
+from storage_core.store.consumers.claims import alone
 from storage_core.store.maintenance import archives
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
@@ -199,7 +200,7 @@ def test_one_process_at_a_time_runs_commands(tmp_path: Path) -> None:
     log = tmp_path / "log"
     store, stream = made(tmp_path, python(NOTE, log))
     stream.purge()
-    with ownership.alone(Store.open(tmp_path / "disk-0"), ownership.ARCHIVE_FILE) as holder:
+    with alone(ownership.claims_of(Store.open(tmp_path / "disk-0")), ownership.ARCHIVE) as holder:
         assert holder() == ""
         store.maintain()
         assert not log.exists() and len(files(tmp_path)) == 3
