@@ -30,7 +30,7 @@ class ForeignSlice:
     file_size: int  # bytes
     first: int
     end: int
-    removed: bytes  # SequenceSet.encode(), clipped to the part
+    removed: bytes  # SequenceSet.encode(); of a part of a file, it may be that of the whole file
     known: bool  # an index vouches for every sequence of the part, so one that is missing is lost
     row_count: int  # messages, as many as are known before the file is read; filters not counted
     byte_size: int  # of the file's share that the part is, for packing

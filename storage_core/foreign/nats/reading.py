@@ -24,7 +24,7 @@ from storage_core.foreign.nats.columns import build_batch, subjects_of
 from storage_core.foreign.nats.highwayhash import LONG_SIZE, Key
 from storage_core.foreign.nats.index import SEQUENCE_END
 from storage_core.foreign.nats.long_chains import side_by_side_size
-from storage_core.foreign.nats.record import Records, block_key, content_digests, may_be_messages
+from storage_core.foreign.nats.record import Records, block_key, claimed, content_digests
 from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_blocks, scan_sound_block
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.os_errors import raise_if_of_process
@@ -265,6 +265,7 @@ def _damage(
     missing = asked.difference(SequenceSet.from_sequences(shown.sequences))
     file = "compressed file" if content.compressed else "file"
     note = "".join(f"; in the {file} at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
+    unproven = [] if part.known else _may_have_removed(part, content.data, scan, removed)
     places = []
     done: list[tuple[int, int]] = []  # what is put down to damage; both ends rise with the places in the block
     for damage in sorted([*scan.damage, *_strange_damage(strange)], key=lambda damage: damage.offset_bytes):
@@ -272,11 +273,7 @@ def _damage(
         lost = missing.clip(max(first, done[-1][1]) if done else first, end)
         if first < end:
             done.append((first, end if not done else max(end, done[-1][1])))
-        # Where no message is missing, a tombstone may have been: then an index has to know.
-        is_removal = damage.after + 1 in (damage.before, part.bounds[1])
-        if damage.before is None and not is_removal and damage in scan.damage:
-            is_removal = not may_be_messages(content.data, damage.offset_bytes, damage.end_bytes)
-        unclear = not part.known and (is_removal or damage.places > 1)
+        unclear = damage in unproven or (not part.known and damage.places > 1)
         places.append(_foreign_damage(part, damage, note, lost, unclear))
     if content.damage and not places:
         at, reason = content.damage[0]
@@ -287,6 +284,24 @@ def _damage(
         hole = RecordDamage(part.file_size, part.file_size, "the index lists them, the block has no record", 0, None)
         places.append(_foreign_damage(part, hole, note, missing))
     return places
+
+
+def _may_have_removed(
+    part: ForeignSlice, block: pa.Buffer, scan: BlockScan, removed: SequenceSet
+) -> list[RecordDamage]:
+    """Return the damage in which a tombstone may have been: no message of the block is missing there, and the bytes do
+    not claim to be messages that were removed."""
+    shown = SequenceSet.from_sequences(scan.records.sequences[scan.messages])
+    missing = SequenceSet.from_ranges([part.bounds]).difference(removed).difference(shown)
+    some = []
+    for damage in scan.damage:
+        first, end = damage.after + 1, damage.before if damage.before is not None else SEQUENCE_END
+        if missing.count_in(first, end):
+            continue
+        sequences = claimed(block, damage.offset_bytes, damage.end_bytes)
+        if sequences is None or not removed.clip(first, end).mask(sequences).all():
+            some.append(damage)
+    return some
 
 
 def _strange_damage(strange: Records) -> list[RecordDamage]:

@@ -203,8 +203,7 @@ def _purge_notes(directory: StreamDirectory, state: StreamState | None) -> Itera
 
 
 def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, first: int, end: int) -> ForeignSlice:
-    removed = block.removed.clip(first, end)
-    asked = max(0, end - first) - len(removed)
+    asked = max(0, end - first) - len(block.removed.clip(first, end))
     row_count = min(asked, block.message_count)  # exact for a known block
     return ForeignSlice(
         layout=LAYOUT,
@@ -215,7 +214,7 @@ def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, fi
         file_size=block.file.size,
         first=first,
         end=end,
-        removed=removed.encode(),
+        removed=block.removed.encode(),
         known=block.known,
         row_count=row_count,
         byte_size=block.file.size * row_count // max(1, block.message_count),

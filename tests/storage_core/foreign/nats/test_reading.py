@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -332,3 +333,27 @@ def test_a_tombstone_that_is_cut_at_the_end_of_a_block_in_front_of_others_is_unc
     store = make_stream("S", {1: first[:-cut], 2: records("S", 2).message(3, "S.a")})
     with pytest.raises(DataLossError, match="removed messages may show again"):
         read(open_foreign(store, "nats"))
+
+
+@pytest.mark.parametrize("place", [75, 101, 103])
+def test_damage_from_a_removed_message_into_a_tombstone_is_unclear(
+    records: Any, make_stream: Callable[..., Path], place: int
+) -> None:
+    """No message is missing: the third was removed by the last tombstone, and the other two come back."""
+    block = [records("S", 1).message(n, "S.a", b"%02d" % n) for n in (1, 2, 3)]
+    block += [*map(records("S", 1).tombstone, (1, 2)), records("S", 1).message(4, "S.a"), records("S", 1).tombstone(3)]
+    whole = b"".join(block)
+    damaged = whole[:place] + bytes(136 - place) + whole[136:]
+    store = open_foreign(make_stream("S", {1: damaged, 2: records("S", 2).message(5, "S.a")}), "nats")
+    for part in store.plan("S"):
+        for first in range(part.first, part.end):
+            if part.block_index == 1:
+                with pytest.raises(DataLossError, match="removed messages may show again"):
+                    list(read_foreign_slice(replace(part, first=first, end=first + 1), COLUMNS))
+
+
+def test_a_damaged_message_that_was_removed_costs_nothing(records: Any, make_stream: Callable[..., Path]) -> None:
+    block = [records("S", 1).message(n, "S.a", b"data") for n in (1, 2, 3)]
+    damaged = b"".join([block[0], block[1][:-12] + b"else" + block[1][-8:], block[2], records("S", 1).tombstone(2)])
+    store = open_foreign(make_stream("S", {1: damaged, 2: records("S", 2).message(4, "S.a")}), "nats")
+    assert [row[0] for row in read(store)] == [1, 3, 4]
