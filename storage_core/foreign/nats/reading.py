@@ -298,8 +298,8 @@ def _may_have_removed(
         first, end = damage.after + 1, damage.before if damage.before is not None else SEQUENCE_END
         if missing.count_in(first, end):
             continue
-        sequences = claimed(block, damage.offset_bytes, damage.end_bytes)
-        if sequences is None or not removed.clip(first, end).mask(sequences).all():
+        records = claimed(block, damage.offset_bytes, damage.end_bytes)
+        if records is None or records.tombstones.any() or not removed.clip(first, end).mask(records.sequences).all():
             some.append(damage)
     return some
 

@@ -253,17 +253,15 @@ def may_be_messages(block: pa.Buffer, first: int, end: int) -> bool:
     return bool(head.sizes[0] != SIZE_MIN)
 
 
-def claimed(block: pa.Buffer, first: int, end: int) -> np.ndarray | None:
-    """Return the sequences of the messages that bytes without a true record claim to be; None if they are no messages.
-
-    Their heads are believed where the sizes lead from the begin of the bytes to their end, and none is a tombstone.
-    """
+def claimed(block: pa.Buffer, first: int, end: int) -> Records | None:
+    """Return the records that bytes without a true one claim to be: their sizes lead from the begin to the end of the
+    bytes. None if they claim nothing."""
     view = np.frombuffer(block, np.uint8)
     starts, chain_end = walk(view.data, first, end)
     if chain_end != end or not len(starts):
         return None
-    heads, possible = read_heads(view, starts, end)
-    return heads.sequences if possible.all() and not heads.tombstones.any() else None
+    records, possible = read_heads(view, starts, end)
+    return records if possible.all() else None
 
 
 def verify(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:

@@ -136,6 +136,7 @@ def _scan(chain: _Chain, key: Key, good: np.ndarray) -> BlockScan:
         scan = _fill_gaps(block, np.frombuffer(block, np.uint8), chain.records.take(good), key)
     hides_end = _hides_end(scan.records, scan.damage)
     hidden = _hidden(scan.records, scan.damage, chain.read_size if hides_end else None)
+    hidden += _repeated_tombstones(scan.records)
     damage = tuple(sorted([*scan.damage, *hidden], key=lambda each: each.offset_bytes))
     scan = BlockScan(scan.records, damage, hides_end)
     if chain.read_size == chain.block.size:
@@ -173,6 +174,22 @@ def _hidden(records: Records, damage: Sequence[RecordDamage], end: int | None) -
     if end is not None and all(each.before is not None for each in [*damage, *hidden]):
         hidden.append(RecordDamage(end, end, reason, int(numbered.sequences.max()), None))
     return hidden
+
+
+def _repeated_tombstones(records: Records) -> list[RecordDamage]:
+    """Return where a tombstone of the block is there again, over what was there: a server writes each once."""
+    tombstones = records.take(records.tombstones)
+    heads = tombstones.hashed_heads()
+    again = np.ones(len(tombstones), bool)
+    again[np.unique(heads, axis=0, return_index=True)[1]] = False
+    places = tombstones.starts[again]
+    if not len(places):
+        return []
+    neighbours = _Neighbours(records)
+    first, last = int(places[0]), int(places[-1])
+    reason = together(len(places), "a tombstone is there twice: a piece of the block lies over what was there")
+    after, before = neighbours.after(first), neighbours.before(last)
+    return [RecordDamage(first, last, reason, after, before, len(places))]
 
 
 def _hides_end(records: Records, damage: Sequence[RecordDamage]) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import NATS_INDEX, NATS_OLD_INDEX
@@ -37,7 +38,7 @@ from storage_core.foreign.nats.index import (
 from storage_core.foreign.nats.indexed import OLD_INDEX_SUFFIX, from_index, from_old_indexes
 from storage_core.foreign.nats.meta import INDEX_FILE
 from storage_core.foreign.nats.rebuilding import SURE_VERSION_MIN, from_blocks
-from storage_core.foreign.nats.record import HASH_SIZE, block_key
+from storage_core.foreign.nats.record import HASH_SIZE, block_key, claimed
 from storage_core.foreign.nats.scan import BlockScan, scan_block, scan_unhashed
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
@@ -165,14 +166,29 @@ def _covers(known: IndexBlock | OldBlockIndex, last_hash: bytes, block: BlockFil
         return True
     if content.damage or content.data.size == known.size:
         return True
-    end = max(known.first, known.end)
     unhashed = scan_unhashed(content.data)
-    return (unhashed is not None and _ends_below(end, unhashed)) or _ends_below(end, scan_block(content.data, key))
+    if unhashed is not None and _tells_of_all(known, unhashed, content.data):
+        return True
+    return _tells_of_all(known, scan_block(content.data, key), content.data)
 
 
-def _ends_below(end: int, scan: BlockScan) -> bool:
-    numbered = scan.records.sequences[~scan.records.tombstones]
-    return not scan.hides_end and int(np.max(numbered, initial=0)) < end
+def _tells_of_all(known: IndexBlock | OldBlockIndex, scan: BlockScan, block: pa.Buffer) -> bool:
+    """Return whether an index tells of all that a block has and had: no number is above its last one, and damage cost
+    messages that the index lists, or claims to be records below its end.
+
+    Other damage is where bytes were put over the end of the block, of which the index does not know.
+    """
+    end = max(known.first, known.end)
+    numbers = scan.records.sequences[~scan.records.tombstones]
+    listed = SequenceSet.from_ranges([(known.first, end)]).difference(known.removed)
+    missing = listed.difference(SequenceSet.from_sequences(numbers[numbers > 0]))
+    for damage in scan.damage:
+        if missing.count_in(damage.after + 1, end if damage.before is None else damage.before):
+            continue
+        records = claimed(block, damage.offset_bytes, damage.end_bytes)
+        if records is None or (records.sequences[~records.tombstones] >= end).any():
+            return False
+    return not scan.hides_end and int(np.max(numbers, initial=0)) < end
 
 
 def _ends_with(block: BlockFile, stream: str, last_hash: bytes, files: Files) -> bool:

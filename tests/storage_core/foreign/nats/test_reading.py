@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate, product
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -357,3 +358,56 @@ def test_a_damaged_message_that_was_removed_costs_nothing(records: Any, make_str
     damaged = b"".join([block[0], block[1][:-12] + b"else" + block[1][-8:], block[2], records("S", 1).tombstone(2)])
     store = open_foreign(make_stream("S", {1: damaged, 2: records("S", 2).message(4, "S.a")}), "nats")
     assert [row[0] for row in read(store)] == [1, 3, 4]
+
+
+def test_a_tombstone_over_another_one_is_unclear(records: Any, make_stream: Callable[..., Path]) -> None:
+    """All records are true, and no number falls: the first message comes back."""
+    own = records("S", 1)
+    block = [own.message(1, "S.a"), own.message(2, "S.a"), own.message(3, "S.a"), own.tombstone(1), own.tombstone(2)]
+    store = make_stream("S", {1: b"".join(block), 2: records("S", 2).message(4, "S.a")})
+    assert [row[0] for row in read(open_foreign(store, "nats"))] == [3, 4]
+    block[3] = block[4]
+    (store / "jetstream/$G/streams/S/msgs/1.blk").write_bytes(b"".join(block))
+    with pytest.raises(DataLossError, match="a tombstone is there twice"):
+        read(open_foreign(store, "nats"))
+
+
+@pytest.mark.parametrize("index", ["index.db", "1.idx"])
+def test_a_piece_moved_by_less_than_a_record_makes_no_index_current(
+    records: Any, make_stream: Callable[..., Path], index: str
+) -> None:
+    """The index lists three messages, whose end is moved over the fourth: the piece covers its own source."""
+    parts = [records("S", 1).message(n, "S.a", b"%02d" % n) for n in (1, 2, 3)] + [records("S", 1).message(4, "S")]
+    block, listed = b"".join(parts), b"".join(parts[:3])
+    store = make_stream("S", {1: block})
+    messages_path = store / "jetstream/$G/streams/S/msgs"
+    old = bytes([22, 1]) + b"".join(map(uvarint, (3, len(listed), 1, 0, 3, 0, 0))) + listed[-8:]
+    whole = index_of("S", {"S.a": 3}, {1: (1, 3)}, listed[-8:])
+    (messages_path / index).write_bytes(whole if index == "index.db" else old)
+    assert [row[0] for row in read(open_foreign(store, "nats"))] == [1, 2, 3, 4]
+    for start in range(len(listed)):
+        piece = listed[start:]
+        (messages_path / "1.blk").write_bytes(block[: len(block) - len(piece)] + piece)
+        with pytest.raises(DataLossError):
+            read(open_foreign(store, "nats"))
+
+
+@pytest.mark.parametrize("layout", ["m1 m2 m3 t1 m4 t2 m5", "m1 m2 m3 t1 t2 t3 m4", "m1 t1 m2 m3 t2 m4 t3"])
+def test_every_piece_of_whole_records_over_others_fails_a_strict_read(
+    records: Any, make_stream: Callable[..., Path], layout: str
+) -> None:
+    """Pieces that cover a part of themselves as well, from the border of a record to the border of another."""
+    own = records("S", 1)
+    parts = [
+        own.message(int(each[1:]), "S.a", b"data") if each[0] == "m" else own.tombstone(int(each[1:]))
+        for each in layout.split()
+    ]
+    block = b"".join(parts)
+    store = make_stream("S", {1: block, 2: records("S", 2).message(6, "S.a")})
+    edges = [0, *accumulate(map(len, parts))]
+    pieces = [(start, end) for start in edges for end in edges if start < end]
+    for (start, end), place in product(pieces, edges):
+        changed = block[:place] + block[start:end] + block[place + end - start :]
+        if changed != block and len(changed) == len(block):
+            (store / "jetstream/$G/streams/S/msgs/1.blk").write_bytes(changed)
+            assert told_of(open_foreign(store, "nats"))[2], (start, end, place)
