@@ -1,4 +1,8 @@
-"""The data source as Spark drives it, without Spark: objects are pickled wherever Spark would pickle them."""
+"""The data source as Spark drives it, without Spark: objects are pickled wherever Spark would pickle them.
+
+Tests run on a volume on a disk; those marked `buckets` in a bucket as well. What is of buckets alone is in
+test_object_stores.py.
+"""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -20,48 +24,6 @@ from storage_core.store.volume import object_probe
 
 # Spark 4.0 has no filters for Python sources, and so nothing that this module imports.
 collect_ignore = [] if SPARK >= (4, 1) else ["test_filters.py"]
-# Tests of these modules run on a volume on a disk and in a bucket alike, but for those that cannot there.
-SHARED = ("test_reader", "test_stream_source", "test_stream_writer", "test_tables", "test_writer")
-IN_SPARK = (  # those in a real session that say most of a bucket: each takes seconds
-    "test_rows_are_routed_by_their_stream", "test_overwrite_replaces_and_append_adds",
-    "test_rerun_of_a_named_batch_stores_nothing", "test_two_writers_at_once_are_two_whole_appends",
-    "test_dataframe_repeats_while_the_stream_changes", "test_tables_of_streams_and_events",
-    "test_triggers_and_limits", "test_few_messages_wait_and_streams_join_a_running_query",
-    "test_batches_are_replayed_as_they_were_planned", "test_rows_repeat_within_a_batch_while_the_stream_is_purged",
-    "test_second_live_query_of_a_consumer_is_refused_unless_it_takes_over",
-)  # fmt: skip
-FILES = "it looks at files of a disk or damages them; objects are damaged in tests/storage_core"
-LOCKS = "a forked process meets the lock of a disk; leases are those of test_object_stores.py"
-MANY = "many cases of what lies above the volumes"
-POLL = "buckets are looked at once per poll interval: test_idle_query_looks_once_a_second"
-CANNOT = {
-    FILES: (
-        "test_dataframe_that_lives_too_long_says_so",
-        "test_damage_is_not_served_and_named",
-        "test_read_goes_on_past_damage_when_told_and_logs_it",
-        "test_executor_that_does_not_see_the_store_says_so",
-        "test_abort_that_cannot_reach_the_store_does_not_hide_why_it_was_called",
-        "test_compression_is_a_choice_of_the_write",
-        "test_commit_and_abort_ask_nothing_of_the_store_before_they_need_it",
-        "test_stream_put_back_to_an_older_copy_and_grown_past_is_recognised",
-        "test_planned_batch_whose_end_is_gone_reads_what_is_left_of_it",
-    ),
-    LOCKS: (
-        "test_abort_never_raises",
-        "test_lock_timeout_bounds_the_wait_for_another_process",
-        "test_an_abort_hardly_waits_for_the_process_that_holds_the_store",
-    ),
-    MANY: (
-        "test_every_choice_of_columns_is_what_it_is_among_all",
-        "test_every_limit_makes_progress",
-        "test_start_of_a_query_and_its_restart",
-    ),
-    POLL: (
-        "test_query_without_an_interval_waits_for_news_within_the_call",
-        "test_wait_for_news_ends_and_costs_no_plan",
-        "test_few_messages_wait_for_more_or_for_the_delay",
-    ),
-}
 
 
 def travel(value: Any) -> Any:
@@ -106,9 +68,7 @@ class Driver:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    name, module = metafunc.function.__name__, metafunc.module.__name__.rpartition(".")[2]
-    is_shared = name in IN_SPARK or (module in SHARED and "store" in metafunc.fixturenames)
-    if is_shared and not any(name in names for names in CANNOT.values()):
+    if metafunc.definition.get_closest_marker("buckets") is not None:
         metafunc.parametrize("volume", ["disk", "bucket"], indirect=True)
 
 

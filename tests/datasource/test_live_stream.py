@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -96,13 +95,15 @@ def test_query_goes_by_limits_and_through_all_that_happens_to_a_stream(
     assert stored(spark, tmp_path).count(5) == 2
 
 
-DRIVER = """
+SESSION = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from conftest import set_environment
 set_environment()
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+"""
+QUERY = """
 count = 0
 def store(batch, number):
     global count
@@ -124,12 +125,10 @@ def test_query_whose_driver_is_killed_ends_equal_to_the_stream(
         create_stream(connection, "A")
         fill(connection, "A", numbered("A", 6_000))
     paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint"), "url": server.url}
-    outcomes = []
-    for kill_at in (2 if SAYS_LIMITS else 1, 0):
-        script = DRIVER.format(tests=str(Path(__file__).parents[1]), kill_at=kill_at, **paths)
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], start_new_session=True, check=False)
-        outcomes.append(done.returncode)
-    assert outcomes == [-signal.SIGKILL, 0]
+    killed = (SESSION + QUERY).format(tests=str(Path(__file__).parents[1]), kill_at=2 if SAYS_LIMITS else 1, **paths)
+    done = subprocess.run([sys.executable, "-c", killed], start_new_session=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    exec(QUERY.format(kill_at=0, **paths), {"spark": spark})
     rows = spark.read.parquet(*map(str, sorted((tmp_path / "out").iterdir()))).select("sequence", "data").collect()
     assert sorted(row.sequence for row in rows) == list(range(1, 6_001))
     assert {row.sequence: bytes(row.data) for row in rows}[77] == b"message 76"

@@ -35,6 +35,7 @@ from storage_core.schema import READ_SCHEMA, read_schema
 Make = Callable[..., pa.Table]
 
 
+@pytest.mark.buckets
 def test_reads_all_columns_in_order(store: Store, driver: Any, orders: Make) -> None:
     store.stream("ORDERS").append(orders(10))
     table = driver.read(stream="ORDERS")
@@ -307,6 +308,7 @@ def test_pushed_filters_narrow_plan_and_rows(store: Store, driver: Any, orders: 
 
 
 @pytest.mark.usefixtures("pushing")
+@pytest.mark.buckets
 def test_pushed_filters_prune_blocks(store: Store, driver: Any, orders: Make) -> None:
     for first in range(0, 50, 10):
         store.stream("ORDERS").append(orders(10, first))
@@ -336,6 +338,7 @@ def test_conform_refuses_what_spark_would_misread() -> None:
 # --- durable consumers say where a batch read starts
 
 
+@pytest.mark.buckets
 def test_batch_read_starts_where_the_consumer_stands_and_does_not_move_it(
     store: Store, driver: Any, orders: Make
 ) -> None:

@@ -123,6 +123,7 @@ def test_volumes_come_by_option_and_as_a_list(spark: Any, store: Store, orders: 
     assert spark.read.format("jstream").options(stream="ORDERS", path=store.paths[0]).load().count() == 2
 
 
+@pytest.mark.buckets
 def test_rows_are_routed_by_their_stream(spark: Any, read: Any, write: Any) -> None:
     frame = spark.createDataFrame(
         [("ORDERS", "orders.a", b"1"), ("LOGS", None, b"2"), ("ORDERS", "orders.b", b"3")],
@@ -140,6 +141,7 @@ def test_overwrite_replaces_and_append_adds(spark: Any, read: Any, write: Any) -
     assert [bytes(row.data) for row in read().orderBy("sequence").collect()] == [b"50", b"51", b"52", b"60"]
 
 
+@pytest.mark.buckets
 def test_rerun_of_a_named_batch_stores_nothing(spark: Any, read: Any, write: Any) -> None:
     for _ in range(2):
         write(numbers(spark, 10), stream="ORDERS", writerId="etl", batchId="7")

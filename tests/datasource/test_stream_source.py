@@ -207,6 +207,7 @@ def test_replay_of_the_first_batch_reads_the_same_though_everything_has_moved(
     assert sequences([rest]) == list(range(16, 21))
 
 
+@pytest.mark.buckets
 def test_replay_of_a_later_batch_ends_where_it_was_planned_to(query: Any, put: Any) -> None:
     put(10)
     made = query(maxOffsetsPerTrigger=4)
@@ -228,6 +229,7 @@ def test_replay_reads_the_same_after_a_restart_with_another_start(query: Any, pu
 # --- limits
 
 
+@pytest.mark.buckets
 def test_limits_cut_within_blocks_and_available_now_stops_where_it_began(query: Any, put: Any) -> None:
     put(100)
     made = query(maxOffsetsPerTrigger=30)
@@ -342,6 +344,7 @@ def test_stream_without_news_is_not_read_again_with_the_next_batch_of_another(qu
     assert made.run() == []
 
 
+@pytest.mark.buckets
 def test_streams_that_come_later_join_from_their_first_message(query: Any, put: Any, store: Store) -> None:
     put(3)
 
@@ -586,6 +589,7 @@ def test_query_beyond_what_is_away_reads_on(away: Away, orders: Make) -> None:
     assert sequences(made.run()) == [11, 12, 13]
 
 
+@pytest.mark.buckets
 def test_two_live_queries_on_one_consumer_are_one_too_many(query: Any, put: Any) -> None:
     put(3)
     first, second = query(consumer="etl").reader(), query(consumer="etl").reader()
@@ -600,6 +604,7 @@ def test_two_live_queries_on_one_consumer_are_one_too_many(query: Any, put: Any)
         one.stop()
 
 
+@pytest.mark.buckets
 def test_wiped_checkpoint_goes_on_where_the_consumer_stands(query: Any, put: Any) -> None:
     put(10)
     assert len(sequences(query(consumer="etl", startingOffsets=None).run())) == 10
@@ -671,6 +676,7 @@ def test_newer_version_of_the_offset_is_refused(query: Any) -> None:
 # --- streams that became others
 
 
+@pytest.mark.buckets
 def test_stream_made_again_is_told_and_followed_from_its_first_message(query: Any, put: Any, store: Store) -> None:
     put(10)
     made = query(consumer="etl")

@@ -133,6 +133,7 @@ def test_batch_without_any_task_stores_nothing(store: Store, query: Query, order
     assert store.view().index == before
 
 
+@pytest.mark.buckets
 def test_replayed_batch_is_skipped_and_logged(
     store: Store, query: Query, orders: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +148,7 @@ def test_replayed_batch_is_skipped_and_logged(
     assert data(store) == numbered(0, 9)
 
 
+@pytest.mark.buckets
 def test_two_drivers_on_copies_of_a_checkpoint_lose_nothing(store: Store, query: Query, orders: Make) -> None:
     """Each plans its batches for itself: they have the same numbers and are cut elsewhere."""
     older, newer = query, replace(query, run="run-2")
@@ -224,6 +226,7 @@ def test_times_that_the_store_chose_are_no_content(store: Store, query: Query, o
     assert data(store) == numbered(0, 3)
 
 
+@pytest.mark.buckets
 def test_commit_that_failed_before_its_effect_is_aborted_and_done_anew(
     store: Store, query: Query, orders: Make
 ) -> None:
@@ -263,6 +266,7 @@ def sink_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, source.SINK_WORKER, ModuleType(source.SINK_WORKER))
 
 
+@pytest.mark.buckets
 def test_abort_sweeps_the_blocks_of_a_stream_that_is_gone(
     store: Store, query: Query, orders: Make, sink_worker: None
 ) -> None:
@@ -289,6 +293,7 @@ def test_commit_and_abort_ask_nothing_of_the_store_before_they_need_it(
         writer.commit(messages, 0)
 
 
+@pytest.mark.buckets
 def test_abort_without_a_quorum_leaves_the_blocks_to_maintenance(
     tmp_path: Path, driver: Any, orders: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -445,6 +450,7 @@ def test_without_a_writers_name_each_query_is_a_writer(store: Store, query: Quer
     assert data(store) == numbered(0, 6)
 
 
+@pytest.mark.buckets
 def test_complete_mode_replaces_in_the_same_commit(store: Store, query: Query, orders: Make) -> None:
     complete = replace(query, overwrite=True)
     complete.store(0, orders(3), orders(3, 3))

@@ -240,6 +240,7 @@ def test_glob_that_matches_nothing_waits(query: Any, store: Store) -> None:
 # --- replays
 
 
+@pytest.mark.buckets
 def test_batches_are_replayed_as_they_were_planned(query: Any, store: Store) -> None:
     put(store, "ORDERS", 10)
     made = query(startingOffsets="latest")
@@ -423,6 +424,7 @@ def test_wrong_streaming_reads_are_refused_when_they_are_made(options: dict[str,
     refused(query(), says, **options)
 
 
+@pytest.mark.buckets
 def test_second_live_query_of_a_consumer_is_refused_unless_it_takes_over(query: Any, store: Store) -> None:
     put(store, "ORDERS", 5)
     first = query(consumer="etl").start(None).caught_up()

@@ -53,6 +53,7 @@ def test_no_filter_is_pushed_below_the_choice_of_last_messages(driver: Any) -> N
     assert pushes is all_others  # None in Spark 4.0, which has no filters for Python sources
 
 
+@pytest.mark.buckets
 def test_streams_are_rows_with_configuration_and_state(
     store: Store, driver: Any, orders: Callable[..., pa.Table]
 ) -> None:
@@ -95,6 +96,7 @@ def test_unknown_stream_is_refused(driver: Any) -> None:
         driver.read(SCHEMA, table="streams", stream="LOG")
 
 
+@pytest.mark.buckets
 def test_streams_say_which_of_their_replicas_are_current(tmp_path: Any, driver: Any) -> None:
     paths = [tmp_path / name for name in ("a", "b", "c")]
     store = Store.create(paths)
@@ -166,6 +168,7 @@ def record(store: Store, *events: Event) -> None:
         session.propose(RecordEvents(events))
 
 
+@pytest.mark.buckets
 def test_events_are_rows_oldest_first_with_nothing_for_what_they_are_not_about(store: Store, driver: Any) -> None:
     record(store, Event("scrub", time_ns=1_000_000_001), Event("lost", "ORDERS", after="3 messages", reason="gone"))
     scrub, lost = driver.read(EVENTS, table="events").to_pylist()

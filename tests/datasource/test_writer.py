@@ -112,6 +112,7 @@ def test_rows_go_to_the_stream_that_they_name(store: Store, driver: Any) -> None
     assert store.view().index == before
 
 
+@pytest.mark.buckets
 def test_several_streams_are_one_entry_of_the_log(store: Store, driver: Any) -> None:
     before = store.view().index
     driver.write(pa.table({"stream": ["LOGS", "ORDERS"], "subject": ["logs.line", "orders.a"], "data": ["1", "2"]}))
@@ -140,6 +141,7 @@ def test_msg_ids_seen_before_are_not_shown_again(driver: Any) -> None:
     assert driver.sequences(stream="ORDERS") == [1, 2]
 
 
+@pytest.mark.buckets
 def test_overwrite_replaces_the_stream_in_one_step(store: Store, driver: Any, orders: Make) -> None:
     driver.write(orders(5), stream="ORDERS")
     before = store.view().index
@@ -221,6 +223,7 @@ def test_blocks_of_failed_and_repeated_tasks_are_not_shown(driver: Any, orders: 
     assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.buckets
 def test_task_that_fails_leaves_nothing(store: Store, driver: Any, orders: Make) -> None:
     writer = driver.writer(orders(1).schema, stream="ORDERS")
     bad = pa.table({"subject": ["elsewhere.a"], "data": pa.array([b"x"], pa.binary())})
@@ -229,6 +232,7 @@ def test_task_that_fails_leaves_nothing(store: Store, driver: Any, orders: Make)
     assert block_count(store) == 0
 
 
+@pytest.mark.buckets
 def test_abort_sweeps_what_was_not_committed(store: Store, driver: Any, orders: Make) -> None:
     writer = driver.writer(orders(1).schema, stream="ORDERS")
     message = writer.write(iter(orders(5).to_batches()))
@@ -260,6 +264,7 @@ def test_abort_after_a_commit_touches_nothing(driver: Any, orders: Make, caplog:
     assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.buckets
 def test_commit_that_is_repeated_stores_once(driver: Any, orders: Make) -> None:
     writer = driver.writer(orders(1).schema, stream="ORDERS")
     message = writer.write(iter(orders(5).to_batches()))
