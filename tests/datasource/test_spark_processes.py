@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from harness.block_places import block_directory
 
 from storage_core import Store
 
@@ -82,8 +83,8 @@ def settings(spark_settings: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in spark_settings.items() if "delta" not in value and name != "spark.jars"}
 
 
-def data_of(store: Store) -> list[int]:
-    return [int(one) for one in store.stream("ORDERS").read(columns=["data"]).read_all()["data"].to_pylist()]
+def data_of(store: Store, stream: str = "ORDERS") -> list[int]:
+    return [int(one) for one in store.stream(stream).read(columns=["data"]).read_all()["data"].to_pylist()]
 
 
 def test_local_cluster_with_retries_and_speculation_stores_each_row_once(
@@ -111,7 +112,10 @@ print(read().where("cast(data as string) = cast(sequence - 1 as string)").count(
     assert data_of(store) == list(range(40_000))
 
 
-def test_write_whose_worker_is_killed_is_retried_and_whole(store: Store, settings: Any, tmp_path: Path) -> None:
+def test_write_whose_worker_is_killed_is_retried_and_of_one_whose_driver_is_killed_nothing_is_left(
+    store: Store, settings: Any, tmp_path: Path
+) -> None:
+    store.add_stream({"name": "LATER", "subjects": ["later"]})
     code = """
 def kill_the_writer(batches):
     for number, batch in enumerate(batches):
@@ -120,20 +124,6 @@ def kill_the_writer(batches):
             for pid in writers_of_this_host():
                 os.kill(pid, signal.SIGKILL)
 
-frame = numbers(300_000, 2)
-write(frame.mapInArrow(kill_the_writer, frame.schema))
-print(os.path.exists(MARK), read().count())
-"""
-    done = drive(code, store, {**settings, "spark.task.maxFailures": "4"}, tmp_path / "mark", "local[1,4]")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "True 300000"
-    assert data_of(store) == list(range(300_000))
-
-
-def test_driver_killed_in_mid_write_leaves_nothing_and_the_next_write_goes_on(
-    store: Store, settings: Any, tmp_path: Path
-) -> None:
-    code = """
 def kill_the_driver(batches):
     for number, batch in enumerate(batches):
         yield batch
@@ -142,15 +132,21 @@ def kill_the_driver(batches):
             os.kill(driver_pid, signal.SIGKILL)
 
 frame = numbers(300_000, 2)
-write(frame.mapInArrow(kill_the_driver, frame.schema))
+write(frame.mapInArrow(kill_the_writer, frame.schema))
+print(os.path.exists(MARK), read().count(), flush=True)
+frame = frame.selectExpr("data", "'later' AS subject")
+write(frame.mapInArrow(kill_the_driver, frame.schema), stream="LATER")
 """
-    done = drive(code, store, settings, tmp_path / "mark", "local[1]")
+    done = drive(code, store, {**settings, "spark.task.maxFailures": "4"}, tmp_path / "mark", "local[1,4]")
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
-    assert list(Path(store.paths[0]).rglob("*.blk")), "the driver was killed before anything was written"
+    assert done.stdout.splitlines()[-1] == "True 300000"
+    assert data_of(store) == list(range(300_000))
+    written = block_directory(Path(store.paths[0]), store.stream_state("LATER").incarnation)
+    assert list(written.glob("*.blk")), "the driver was killed before anything was written"
     with Store.open(store.paths[0]) as again:
-        assert data_of(again) == []
-        again.stream("ORDERS").append(pa.table({"subject": ["orders.a"], "data": ["7"]}))
-        assert data_of(again) == [7]
+        assert data_of(again, "LATER") == []
+        again.stream("LATER").append(pa.table({"subject": ["later"], "data": ["7"]}))
+        assert data_of(again, "LATER") == [7]
 
 
 def test_register_says_what_to_do_when_workers_lack_the_package(store: Store, settings: Any, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from storage_core.metadata.state import encode_state
 from storage_core.store.store import Store
 
 SCENE_LENGTH = 3
-HALVES = pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.soak)])  # of the calls of the life
+# Of the calls of the life: `make soak` takes the other three.
+QUARTERS = pytest.mark.parametrize("quarter", [0, *(pytest.param(one, marks=pytest.mark.soak) for one in (1, 2, 3))])
 TORN_RECORD = "a commit record is torn"
 WITNESSED = {"name": "witnessed"}
 Seen = dict[str, Content]

@@ -1,4 +1,4 @@
-"""The N-th call of the file interface fails, for every second N of the scripted life, and the others in `make soak`.
+"""The N-th call of the file interface fails, for every fourth N of the scripted life, and the others in `make soak`.
 
 After it: the error is one of the hierarchy, a step that was not acked is there whole or not at all, what was acked is
 there byte for byte, also after a power loss, and a new process can do what could not be done.
@@ -9,18 +9,18 @@ import errno
 import pytest
 from harness.cases import Cases
 from harness.faults import Call, fail_at
-from harness.scenes import HALVES, check_shown_and_whole, go_on, moments, play, seen_after
+from harness.scenes import QUARTERS, check_shown_and_whole, go_on, moments, play, seen_after
 
 from storage_core.errors import DiskFullError
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 
 
-@HALVES
+@QUARTERS
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_step_is_whole_or_not_there_when_any_call_in_it_fails(error: str, half: int) -> None:
-    cases = Cases(f"every second call of the life fails with {error}")
-    for start, call in moments(offset=list(ERRORS).index(error), stride=2, first=half):
+def test_a_step_is_whole_or_not_there_when_any_call_in_it_fails(error: str, quarter: int) -> None:
+    cases = Cases(f"every fourth call of the life fails with {error}")
+    for start, call in moments(offset=list(ERRORS).index(error), stride=4, first=quarter):
         with cases.case(f"{error}, scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
             check_failed_call(start, call, ERRORS[error])
     cases.finish()

@@ -7,17 +7,17 @@ from harness.cases import Cases
 from harness.damage import check_healed, without
 from harness.faults import Call, end_at
 from harness.model import seen_in_store
-from harness.scenes import HALVES, check_shown_and_whole, go_on, moments, play, seen_after, shown_before
+from harness.scenes import QUARTERS, check_shown_and_whole, go_on, moments, play, seen_after, shown_before
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 VOLUMES = 3
-STRIDE = 12  # every twelfth call of the life; each test takes others, and as many again in `make soak`
+STRIDE = 24  # every 24th call of the life; each test takes others, and those between them in `make soak`
 
 
-@HALVES
-def test_fault_01_power_loss_of_all_volumes_at_any_step(half: int) -> None:
+@QUARTERS
+def test_fault_01_power_loss_of_all_volumes_at_any_step(quarter: int) -> None:
     cases = Cases("fault 01: power loss of three volumes")
-    for start, call in moments(volume_count=VOLUMES, stride=STRIDE, first=half * STRIDE // 2):
+    for start, call in moments(volume_count=VOLUMES, stride=STRIDE, first=quarter * STRIDE // 4):
         with cases.case(f"scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
             played = play(start, end_at(call.number), volume_count=VOLUMES)
             played.machine.disk.random.seed(start * 10_000 + call.number)
@@ -29,11 +29,11 @@ def test_fault_01_power_loss_of_all_volumes_at_any_step(half: int) -> None:
     cases.finish()
 
 
-@HALVES
-def test_fault_02_power_loss_of_one_volume_while_the_process_goes_on(half: int) -> None:
+@QUARTERS
+def test_fault_02_power_loss_of_one_volume_while_the_process_goes_on(quarter: int) -> None:
     """Its un-synced data is gone in the middle of a step; nothing acked is lost, and there are no two histories."""
     cases = Cases("fault 02: one volume loses power under a living process")
-    for start, call in moments(1, volume_count=VOLUMES, stride=STRIDE, first=half * STRIDE // 2):
+    for start, call in moments(1, volume_count=VOLUMES, stride=STRIDE, first=quarter * STRIDE // 4):
         with cases.case(f"scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
             check_one_volume_loses_power(start, call)
     cases.finish()
@@ -58,10 +58,10 @@ def check_one_volume_loses_power(start: int, moment: Call) -> None:
     check_healed(played.machine, played.done)
 
 
-@HALVES
-def test_fault_10_kill_at_any_step_with_three_volumes(half: int) -> None:
+@QUARTERS
+def test_fault_10_kill_at_any_step_with_three_volumes(quarter: int) -> None:
     cases = Cases("fault 10: killed, three volumes")
-    for start, call in moments(2, volume_count=VOLUMES, stride=STRIDE, first=half * STRIDE // 2):
+    for start, call in moments(2, volume_count=VOLUMES, stride=STRIDE, first=quarter * STRIDE // 4):
         with cases.case(f"scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
             played = play(start, end_at(call.number, call.operation == "write"), volume_count=VOLUMES)
             assert isinstance(played.error, ProcessEnded)

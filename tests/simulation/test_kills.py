@@ -1,4 +1,4 @@
-"""A process is killed at every second I/O step of the scripted life, at the others in `make soak`; the page cache
+"""A process is killed at every fourth I/O step of the scripted life, at the others in `make soak`; the page cache
 stays, and another process goes on.
 
 Scenario 10: opening shows the store as it was before the step or after it, and opening twice is the same as once.
@@ -8,14 +8,14 @@ Scenario 27: the lock of a killed holder is free at once.
 from harness.cases import Cases
 from harness.faults import Call, end_at
 from harness.model import seen_in_store
-from harness.scenes import HALVES, check_shown_and_whole, go_on, moments, play, seen_after, shown_before
+from harness.scenes import QUARTERS, check_shown_and_whole, go_on, moments, play, seen_after, shown_before
 from harness.simulated_disk import ProcessEnded
 
 
-@HALVES
-def test_another_process_goes_on_after_a_kill_at_every_step(half: int) -> None:
-    cases = Cases("killed at every second step")
-    for start, call in moments(stride=2, first=half):
+@QUARTERS
+def test_another_process_goes_on_after_a_kill_at_every_step(quarter: int) -> None:
+    cases = Cases("killed at every fourth step")
+    for start, call in moments(stride=4, first=quarter):
         for halfway in (False, True) if call.operation == "write" else (False,):
             where = "in the middle of" if halfway else "before"
             with cases.case(
@@ -33,11 +33,11 @@ def check_kill(start: int, call: Call, halfway: bool) -> None:
     check_shown_and_whole(played.machine, done)
 
 
-@HALVES
-def test_a_process_that_was_there_before_goes_on_after_a_kill_at_every_step(half: int) -> None:
+@QUARTERS
+def test_a_process_that_was_there_before_goes_on_after_a_kill_at_every_step(quarter: int) -> None:
     """It remembers where the log ended, and must not believe it."""
-    cases = Cases("killed at every second step beside a process that goes on")
-    for start, call in moments(1, stride=2, first=half):
+    cases = Cases("killed at every fourth step beside a process that goes on")
+    for start, call in moments(1, stride=4, first=quarter):
         with cases.case(f"scene {start}, {call}"):
             check_survivor(start, call)
     cases.finish()

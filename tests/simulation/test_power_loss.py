@@ -1,4 +1,4 @@
-"""Power is lost at every second I/O step of the scripted life, at the others in `make soak`; un-synced data is dropped,
+"""Power is lost at every fourth I/O step of the scripted life, at the others in `make soak`; un-synced data is dropped,
 torn, kept and re-ordered.
 
 P1: what was acked is there byte for byte, in order; a step that was not acked is there whole or not at all.
@@ -17,11 +17,10 @@ from harness.cases import Cases
 from harness.faults import Call, end_at
 from harness.model import seen_in_store
 from harness.processes import Machine
-from harness.scenes import HALVES, check_shown_and_whole, go_on, moments, play, seen_after
+from harness.scenes import QUARTERS, check_shown_and_whole, go_on, moments, play, seen_after
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 FATES = 2  # of each moment; the first is that nothing un-synced is kept
-HALF = 2  # every second call, where it is what comes after the fault that varies
 
 
 def seed_of(*parts: object) -> int:
@@ -33,10 +32,10 @@ def lose_power(machine: Machine, *case: object) -> None:
     machine.disk.lose_power()
 
 
-@HALVES
-def test_p1_p2_p3_after_power_loss_at_every_step(half: int) -> None:
-    cases = Cases("power loss at every second step")
-    for start, call in moments(stride=2, first=half):
+@QUARTERS
+def test_p1_p2_p3_after_power_loss_at_every_step(quarter: int) -> None:
+    cases = Cases("power loss at every fourth step")
+    for start, call in moments(stride=4, first=quarter):
         for fate in range(FATES):
             with cases.case(f"scene {start}, {call}, fate {fate}"):
                 check_power_loss(start, call, fate)
@@ -66,10 +65,11 @@ def test_power_loss_at_every_step_with_many_fates(soak_seconds: float) -> None:
     cases.finish()
 
 
-def test_what_a_reader_saw_of_a_killed_process_outlives_a_power_loss() -> None:
+@QUARTERS
+def test_what_a_reader_saw_of_a_killed_process_outlives_a_power_loss(quarter: int) -> None:
     """The process is killed; another one only looks, and with that makes the step visible; then power is lost."""
     cases = Cases("killed, looked at, power loss")
-    for start, call in moments(1, stride=HALF):
+    for start, call in moments(1, stride=4, first=quarter):
         with cases.case(f"scene {start}, {call}"):
             played = play(start, end_at(call.number))
             seen = seen_after(played.machine, played.expected())
@@ -80,10 +80,11 @@ def test_what_a_reader_saw_of_a_killed_process_outlives_a_power_loss() -> None:
     cases.finish()
 
 
-def test_what_another_process_committed_on_top_of_a_killed_one_outlives_a_power_loss() -> None:
+@QUARTERS
+def test_what_another_process_committed_on_top_of_a_killed_one_outlives_a_power_loss(quarter: int) -> None:
     """What the killed process left in the page cache only is under the commit of the other one."""
     cases = Cases("killed, gone on by another process, power loss")
-    for start, call in moments(2, stride=HALF, first=1):
+    for start, call in moments(2, stride=4, first=quarter + 1):
         with cases.case(f"scene {start}, {call}"):
             played = play(start, end_at(call.number))
             seen = seen_after(played.machine, played.expected())
@@ -93,9 +94,10 @@ def test_what_another_process_committed_on_top_of_a_killed_one_outlives_a_power_
     cases.finish()
 
 
-def test_power_is_lost_again_at_every_step_of_the_recovery() -> None:
+@QUARTERS
+def test_power_is_lost_again_at_every_step_of_the_recovery(quarter: int) -> None:
     cases = Cases("power loss at every step of the recovery from one")
-    for start, call in moments(stride=HALF):
+    for start, call in moments(stride=4, first=quarter):
         with cases.case(f"scene {start}, {call}"):
             check_recovery(start, call)
     cases.finish()
