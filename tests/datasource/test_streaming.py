@@ -194,7 +194,7 @@ def test_sources_of_one_query_have_limits_of_their_own_and_a_batch_is_repeated_u
 
     def run(limit: int) -> None:
         reader = spark.readStream.format("jstream").schema("stream string, sequence long").options(**storage)
-        reader = reader.option("startingOffsets", "earliest")
+        reader = reader.options(startingOffsets="earliest", trigger="availableNow")
         orders = reader.options(stream="ORDERS", maxOffsetsPerTrigger=limit).load(store.paths[0])
         europe = reader.options(stream="ORDERS_EU", maxOffsetsPerTrigger=4).load(store.paths[0])
         writer = orders.union(orders.where("sequence % 5 = 0")).union(europe).writeStream.foreachBatch(work)
