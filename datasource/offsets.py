@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from datasource.values import COUNT_MAX, parse_object, parse_time_ns
 from storage_core.errors import DataLossError
+from storage_core.metadata.commands import QueryStart
 from storage_core.quantities import rfc3339
-from storage_core.store.consumers.query_position import Start
 from storage_core.suggestions import instead
 
 log = logging.getLogger("jstream")
@@ -165,7 +165,7 @@ def resolve_starts(
     first_at_time: FirstAtTime,
     fail_on_data_loss: bool,
     has_consumer: bool,
-) -> dict[str, Start]:
+) -> dict[str, QueryStart]:
     """Return where a new streaming query begins in each stream, and which option says so.
 
     Raises ValueError for a stream that is not read, DataLossError for a sequence beyond the end of its stream (with
@@ -175,10 +175,12 @@ def resolve_starts(
     starts = {}
     for stream, extent in extents.items():
         if left_to_consumer(starting, stream):
-            starts[stream] = Start(extent.first if has_consumer else extent.end)
+            starts[stream] = QueryStart(extent.first if has_consumer else extent.end)
             continue
         side = _resolve(stream, extent, starting, extent.end, first_at_time)
-        starts[stream] = Start(_inside(stream, extent, side, fail_on_data_loss), choice_of(starting, stream, LATEST))
+        starts[stream] = QueryStart(
+            _inside(stream, extent, side, fail_on_data_loss), choice_of(starting, stream, LATEST)
+        )
     return starts
 
 

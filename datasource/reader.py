@@ -28,9 +28,9 @@ from datasource.store_opening import open_for_reading, open_store_of
 from datasource.workers import freeze_modules
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, StreamNotFoundError
+from storage_core.metadata.commands import QueryStart
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
 from storage_core.store.consumers.query import QueryReader
-from storage_core.store.consumers.query_position import Start
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import reaching
 from storage_core.store.reading.latest import latest_only
@@ -296,7 +296,7 @@ def stream_ranges(store: Store, view: View, names: Iterable[str], settings: Read
     ranges = resolve_ranges(extents, starting, ending, find, settings.fail_on_data_loss, consumer_at)
     if settings.consumer is not None:
         chosen = {
-            name: Start(first, choice_of(starting, name, EARLIEST))
+            name: QueryStart(first, choice_of(starting, name, EARLIEST))
             for name, (first, _) in ranges.items()
             if name not in left
         }
@@ -314,7 +314,7 @@ def _places_of_consumer(
     """
     reader = QueryReader(store, settings.consumer, own=False)
     sequences = {}
-    for name, at in reader.begin({name: Start(extent.first) for name, extent in extents.items()}, view).items():
+    for name, at in reader.begin({name: QueryStart(extent.first) for name, extent in extents.items()}, view).items():
         facts = facts_of(store.stream_state(name, reader.view.state))
         made = decide(at.position, facts, at.reported, FAIL if settings.fail_on_data_loss else CONTINUE)
         if made.action is Action.FAIL:

@@ -39,12 +39,13 @@ from storage_core.errors import (
     VolumeFailedError,
 )
 from storage_core.metadata.appends import replacing_queries
+from storage_core.metadata.commands import QueryStart
 from storage_core.metadata.reconcile import CONTINUE, FAIL, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.paths import is_in_object_store
 from storage_core.store.consumers.query import QueryReader
-from storage_core.store.consumers.query_position import QueryPosition, Start, beginning, onward
+from storage_core.store.consumers.query_position import QueryPosition, beginning, onward
 from storage_core.store.ensemble.view import View
 from storage_core.store.reading.unread import UnreadRange
 from storage_core.store.volume.volumes import Volume
@@ -86,7 +87,7 @@ class StreamSource:
         self._patience = Patience(settings.trigger_delay_max_s, clock())
         # Of a run that ends: nothing beyond them is read.
         self._available_now_ends: dict[str, _AvailableNowEnd] | None = None
-        self._starts: dict[str, Start] | None = None
+        self._starts: dict[str, QueryStart] | None = None
         self._initial: Json | None = None
         self._quiet: tuple[View, Json] | None = None  # nothing is new, and will not be by time alone
         self._idle = IdleWait(clock, lambda seconds: self._store.environment.sleep(seconds))
@@ -119,7 +120,7 @@ class StreamSource:
             self._initial = stream_offsets.encode(self._begun(view, self._chosen_starts(view)))
         return self._initial
 
-    def _chosen_starts(self, view: View) -> dict[str, Start]:
+    def _chosen_starts(self, view: View) -> dict[str, QueryStart]:
         if self._starts is None:
             state, extents = view.state, {}
             for name in self._picked(state, must_exist=True):
@@ -158,7 +159,7 @@ class StreamSource:
             )  # fmt: skip
         return names
 
-    def _begun(self, view: View, starts: Mapping[str, Start]) -> Offsets:
+    def _begun(self, view: View, starts: Mapping[str, QueryStart]) -> Offsets:
         self._remember()
         return {name: self._begin_at(at) for name, at in self._reader.begin(starts, view).items()}
 
@@ -220,7 +221,7 @@ class StreamSource:
     def _joining(self, view: View, known: Offsets) -> Offsets:
         """Return where streams begin that came since the query began: at their first message, or their consumer."""
         names = [name for name in self._picked(view.state) if name not in known and self._is_open(view.state, name)]
-        starts = {name: Start(self._store.stream_state(name, view.state).first_sequence) for name in names}
+        starts = {name: QueryStart(self._store.stream_state(name, view.state).first_sequence) for name in names}
         return self._begun(view, starts) if starts else {}
 
     def _is_open(self, state: StoreState, name: str) -> bool:

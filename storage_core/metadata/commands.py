@@ -262,7 +262,7 @@ class RecordEvents(msgspec.Struct, frozen=True, tag="record_events"):
 
 
 class QueryStart(msgspec.Struct, frozen=True):
-    """Where a query without a checkpoint began, and what chose it."""
+    """Where a query without a checkpoint begins in one stream, and what chose it."""
 
     sequence: int = 0  # 0: no query has begun
     choice: str = ""  # the option with its text, as in startingOffsets=latest; empty: none was given

@@ -83,15 +83,10 @@ class ConsumerPosition:
         made = decision_of(stream, consumer)
         if not made.must_be_reported:
             return made
-        before = str(consumer.next_sequence - 1)
         if made.action is Action.FAIL:
             self._tell_failure(session, made.reason)
-            return made
-        event = Event(
-            "consumer_reconciled", stream.name, self.name, "", before, str(made.next_sequence - 1),
-            f"{made.action.value}: {made.reason}",
-        )  # fmt: skip
-        session.propose(move_of(stream, consumer, made, (event,)))
+        else:
+            session.propose(reconciling(stream, consumer, made))
         return made
 
     def _tell_failure(self, session: Session, reason: str) -> None:
@@ -187,6 +182,14 @@ def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> d
         "events": [describe.event_json(event) for event in consumer.events],
     }
     return notebook.Info(info, notebook.consumer_html)
+
+
+def reconciling(stream: StreamState, consumer: ConsumerState, made: Decision) -> MoveConsumer:
+    """Return the command that carries out a decision about the consumer, and says so in an event."""
+    places = str(consumer.next_sequence - 1), str(made.next_sequence - 1)
+    reason = f"{made.action.value}: {made.reason}"
+    event = Event("consumer_reconciled", stream.name, consumer.name, "", *places, reason)
+    return move_of(stream, consumer, made, (event,))
 
 
 def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:

@@ -49,10 +49,9 @@ from storage_core.metadata.reconcile import (
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.consumers.fetching import done_by
 from storage_core.store.consumers.ownership import Ownership
-from storage_core.store.consumers.position import decision_of, move_of
+from storage_core.store.consumers.position import decision_of, move_of, reconciling
 from storage_core.store.consumers.query_position import (
     QueryPosition,
-    Start,
     beginning,
     is_on_history,
     onward,
@@ -66,7 +65,7 @@ from storage_core.store.opened import OpenStore
 from storage_core.store.reading.availability import first_away
 from storage_core.store.volume.volumes import Volume
 
-__all__ = ["QueryPosition", "QueryReader", "Start", "onward"]
+__all__ = ["QueryPosition", "QueryReader", "QueryStart", "onward"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -160,7 +159,7 @@ class QueryReader:
         """
         return beginning(self._store.stream_state(stream), sequence)
 
-    def begin(self, starts: Mapping[str, Start], view: View | None = None) -> dict[str, QueryPosition]:
+    def begin(self, starts: Mapping[str, QueryStart], view: View | None = None) -> dict[str, QueryPosition]:
         """Return where a query without a checkpoint begins in each stream; the same again if it is asked again.
 
         With a consumer that is where the consumer stands, unless an option chose a place: then the consumer is moved
@@ -183,7 +182,7 @@ class QueryReader:
             self._write(job)
         return self._places(self._state, starts)
 
-    def _is_begun(self, stream: StreamState, start: Start) -> bool:
+    def _is_begun(self, stream: StreamState, start: QueryStart) -> bool:
         """Return whether the stream's consumer stands where the query begins."""
         consumer = self._consumer_in(stream)
         if consumer is None:
@@ -193,11 +192,11 @@ class QueryReader:
         is_there = consumer.next_sequence == consumer.query_start.sequence and not consumer.outstanding()
         return consumer.query_start.choice == start.choice and is_there and consumer.incarnation == stream.incarnation
 
-    def _begin_one(self, session: Session, stream: StreamState, start: Start) -> None:
+    def _begin_one(self, session: Session, stream: StreamState, start: QueryStart) -> None:
         """Make the consumer, or move it where an option says."""
-        query_start, consumer = QueryStart(start.sequence, start.choice), self._consumer_in(stream)
+        consumer = self._consumer_in(stream)
         if consumer is None:
-            self._make(session, stream, query_start)
+            self._make(session, stream, start)
             return
         if self._ownership is not None:
             self._ownership.generation(session, stream, consumer)
@@ -210,10 +209,9 @@ class QueryReader:
                 "consumer %s of stream %s is moved from sequence %d to %d: %s",
                 consumer.name, stream.name, before, after, reason,
             )  # fmt: skip
-        move = MoveConsumer(stream.incarnation, consumer.name, after, 0, events, query_start)
-        session.propose(move)
+        session.propose(MoveConsumer(stream.incarnation, consumer.name, after, 0, events, start))
 
-    def _places(self, state: StoreState, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
+    def _places(self, state: StoreState, starts: Mapping[str, QueryStart]) -> dict[str, QueryPosition]:
         places = {}
         for name, start in starts.items():
             stream = self._store.stream_state(name, state)
@@ -304,7 +302,7 @@ class QueryReader:
             news = self._news(session.state, self._after_outcomes(session.state, at), policy)
             for name, verdict in news.items():
                 if policy == FAIL:
-                    self._tell(session, name, verdict)
+                    self._record(session, verdict.stream, self._event(name, verdict))
                 else:
                     self._carry_out(session, name, verdict)
             return news
@@ -359,14 +357,14 @@ class QueryReader:
         if self._store.read_only or not new_events(self._state.events, (event,)):
             return
         try:
-            self._write(lambda session: self._record(session, stream, event))
+            self._write(lambda session: self._record(session, session.state.by_incarnation(stream.incarnation), event))
         except StorageError as error:
             logger.info("stream %s: an event cannot be written down: %s: %s", stream.name, event.reason, error)
 
-    def _record(self, session: Session, stream: StreamState, event: Event) -> None:
-        current = session.state.by_incarnation(stream.incarnation)
-        consumer = self._consumer_in(current) if current is not None and self._ownership is not None else None
-        if consumer is None:
+    def _record(self, session: Session, stream: StreamState | None, event: Event) -> None:
+        """Write an event down for the stream's consumer, as the session has it, if this query owns that."""
+        consumer = self._consumer_in(stream) if stream is not None and self._ownership is not None else None
+        if stream is None or consumer is None:
             session.propose(RecordEvents((event,)))
         else:
             session.propose(RecordConsumerEvents(stream.incarnation, consumer.name, (event,)))
@@ -379,26 +377,15 @@ class QueryReader:
         reason = f"{verdict.made.action.value}: {verdict.made.reason}"
         return Event(f"{who}_reconciled", name, self._consumer or "", "", before, after, reason)
 
-    def _tell(self, session: Session, name: str, verdict: _Verdict) -> None:
-        """Record that the query fails."""
-        event = self._event(name, verdict)
-        consumer = self._consumer_in(verdict.stream) if verdict.stream is not None else None
-        if self._ownership is None or consumer is None or verdict.stream is None:
-            session.propose(RecordEvents((event,)))
-        else:
-            session.propose(RecordConsumerEvents(verdict.stream.incarnation, consumer.name, (event,)))
-
     def _carry_out(self, session: Session, name: str, verdict: _Verdict) -> None:
         """Write down where the query goes on, and take its consumer along."""
-        event = self._event(name, verdict)
-        stream = verdict.stream
-        if self._consumer is None or self._ownership is None or stream is None:
+        event, stream = self._event(name, verdict), verdict.stream
+        consumer = self._consumer_in(stream) if stream is not None else None
+        if self._ownership is None or stream is None:
             session.propose(RecordEvents((event,)))
-            return
-        consumer = self._consumer_in(stream)
-        if consumer is None:
+        elif consumer is None:
             self._make(session, stream, QueryStart(verdict.made.next_sequence))
-            session.propose(RecordConsumerEvents(stream.incarnation, self._consumer, (event,)))
+            self._record(session, session.state.by_incarnation(stream.incarnation), event)
         else:
             self._ownership.generation(session, stream, consumer)
             session.propose(move_of(stream, consumer, decision_of(stream, consumer, CONTINUE), (event,)))
@@ -438,11 +425,7 @@ class QueryReader:
         def job(session: Session) -> None:
             for stream, consumer, _ in self._advances(session.state, ends):
                 if not is_on_history(stream, position_of(consumer)):  # the query's place is good, its consumer's is not
-                    made = decision_of(stream, consumer, CONTINUE)
-                    reason = f"{made.action.value}: {made.reason}"
-                    places = str(consumer.next_sequence - 1), str(made.next_sequence - 1)
-                    event = Event("consumer_reconciled", stream.name, consumer.name, "", *places, reason)
-                    session.propose(move_of(stream, consumer, made, (event,)))
+                    session.propose(reconciling(stream, consumer, decision_of(stream, consumer, CONTINUE)))
             advances, done = [], {}
             for stream, consumer, end in self._advances(session.state, ends):
                 done[stream.incarnation] = done_by(self._store, stream, consumer, end)

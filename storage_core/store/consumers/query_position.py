@@ -22,14 +22,6 @@ class QueryPosition:
     reported: SequenceSet = field(default_factory=SequenceSet.empty)  # at most LOST_RANGES_KEPT
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a query without a checkpoint wants to begin in one stream."""
-
-    sequence: int
-    choice: str = ""  # the option and its text that chose it, as in startingOffsets=latest; empty: none was given
-
-
 def onward(stream: StreamState, start: QueryPosition, sequence: int) -> QueryPosition:
     """Return the position of a query that stood at `start`, reconciled, and has read everything below `sequence` since.
 

@@ -22,7 +22,7 @@ from spark_stream.ui.model import subjects
 from spark_stream.ui.model.messages import PARSED_SIZE_MAX
 from spark_stream.ui.server import VIEWERS_MAX
 from storage_core import Store
-from storage_core.store.consumers.query import QueryReader, Start
+from storage_core.store.consumers.query import QueryReader, QueryStart
 from storage_core.store.writing.appends import WriterBatch
 
 NODES = Path(__file__).parents[2] / "data" / "nats-orders" / "store"
@@ -129,7 +129,7 @@ def test_a_consumers_page_names_the_process_that_reads_as_it(store: Store, volum
     browser, path = serve(volumes), "/streams/ORDERS/consumers/billing"
     assert browser.api(path)["query"] is None
     reader = QueryReader(store, "billing")
-    reader.begin({"ORDERS": Start(1)})
+    reader.begin({"ORDERS": QueryStart(1)})
     shutil.rmtree(volumes[0] / "owners")
     assert browser.api(path)["query"].startswith(f"process {os.getpid()} on ")
     assert f"process {os.getpid()} on " in browser.page(path)

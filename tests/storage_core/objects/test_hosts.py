@@ -43,7 +43,7 @@ import json, random, socket, sys, threading, time
 from dataclasses import replace
 from storage_core.errors import FencedError, StorageError
 from storage_core.store.consumers import leases
-from storage_core.store.consumers.query import QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryReader, QueryStart, onward
 from storage_core.store.environment import reaching
 from storage_core.store.store import Store
 from storage_core.store.writing.appends import WriterBatch
@@ -69,7 +69,7 @@ def own():
             store = store or opened()
             if reader is None:
                 reader = QueryReader(store, "shared")
-                at = reader.begin({"ORDERS": Start(1)})["ORDERS"]
+                at = reader.begin({"ORDERS": QueryStart(1)})["ORDERS"]
                 owned = time.monotonic()
             for _ in range(random.choice((2, 20))):
                 stream = store.stream_state("ORDERS")

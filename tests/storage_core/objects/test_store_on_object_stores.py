@@ -15,11 +15,11 @@ import pytest
 from harness.objects.server import Faults
 
 from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, StorageError
+from storage_core.metadata.commands import QueryStart
 from storage_core.objects.files import ObjectFiles
 from storage_core.objects.remote import RemoteObjectStore
 from storage_core.paths import place
 from storage_core.store.consumers.query import QueryReader
-from storage_core.store.consumers.query_position import Start
 from storage_core.store.store import Store
 from storage_core.store.volume import object_probe
 from storage_core.store.volume.identity import FILE_NAME
@@ -148,7 +148,7 @@ def test_lost_bucket_that_is_given_back_empty_is_filled_again(
     store.stream("ORDERS").append(MESSAGES)
     lost, other = (s3_root / bucket.split("/")[2] for bucket in buckets[:2])
     with closing(QueryReader(store, "billing")) as query:
-        query.begin({"ORDERS": Start(1)})
+        query.begin({"ORDERS": QueryStart(1)})
         shutil.rmtree(lost)
         store = Store.open(buckets, storage_options=s3_options)
         store.stream("ORDERS").append(MESSAGES)

@@ -19,7 +19,7 @@ import pytest
 from storage_core import Store
 from storage_core.errors import NotAStoreError
 from storage_core.files import OS_FILES
-from storage_core.store.consumers.query import QueryReader, Start
+from storage_core.store.consumers.query import QueryReader, QueryStart
 from storage_core.store.recovery import adopt
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,7 +130,7 @@ def live_everything(store: Store) -> None:
         stream.publish(name, b"%d" % number)
     consumer.fetch(2, 0)
     query = QueryReader(store, "q")  # whose lock is a file, too
-    query.begin({name: Start(1)})
+    query.begin({name: QueryStart(1)})
     query.close()
     stream.remove([1, 2])
     block = next(Path(store.paths[0]).rglob("*.blk"))

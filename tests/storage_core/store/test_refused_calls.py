@@ -31,7 +31,7 @@ from storage_core.errors import (
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.reconcile import FAIL
 from storage_core.metadata.state import encode_state
-from storage_core.store.consumers.query import QueryReader, Start
+from storage_core.store.consumers.query import QueryReader, QueryStart
 from storage_core.store.ensemble.session import Session
 from storage_core.store.store import Store
 from storage_core.store.writing.appends import WriterBatch
@@ -103,7 +103,7 @@ def commit_several(store: Store) -> object:
 def query_of_several(store: Store) -> object:
     reader = QueryReader(store, "etl")
     try:
-        at = reader.begin({"KEPT": Start(1, ""), "FEW": Start(2, "startingOffsets")})
+        at = reader.begin({"KEPT": QueryStart(1, ""), "FEW": QueryStart(2, "startingOffsets")})
         at = reader.reconcile(at, FAIL, "")
         reader.acknowledge({name: position.position for name, position in at.items()})
         return {name: position.position.next_sequence for name, position in at.items()}
@@ -219,7 +219,8 @@ def begun(store: Store, *names: str) -> object:
     reader = QueryReader(store, "READER")
     try:
         return {
-            name: at.position.next_sequence for name, at in reader.begin({name: Start(1, "") for name in names}).items()
+            name: at.position.next_sequence
+            for name, at in reader.begin({name: QueryStart(1, "") for name in names}).items()
         }
     finally:
         reader.close()

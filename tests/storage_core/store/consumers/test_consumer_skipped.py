@@ -8,7 +8,7 @@ import pytest
 
 from storage_core.metadata.reconcile import CONTINUE
 from storage_core.store.consumers.consumer import Consumer
-from storage_core.store.consumers.query import QueryReader, Start
+from storage_core.store.consumers.query import QueryReader, QueryStart
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 from storage_core.store.writing.staging import Stager
@@ -111,7 +111,7 @@ def test_many_removals_are_few_events(stream: Stream) -> None:
 def test_a_query_s_consumer_counts_what_was_removed_before_its_batch_was_finished(stream: Stream) -> None:
     store = stream._store
     with_consumer = QueryReader(store, "reader")
-    at = with_consumer.begin({"orders": Start(1)})
+    at = with_consumer.begin({"orders": QueryStart(1)})
     stream.purge(end=5)
     reconciled = with_consumer.reconcile(at, CONTINUE, "")
     assert reconciled["orders"].position.next_sequence == 5

@@ -16,23 +16,23 @@ from storage_core.errors import FencedError, StoreBusyError
 from storage_core.metadata.reconcile import FAIL
 from storage_core.store.consumers import leases
 from storage_core.store.consumers.leases import EXPIRES_S, Leases
-from storage_core.store.consumers.query import QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryReader, QueryStart, onward
 from storage_core.store.environment import Environment, reaching
 from storage_core.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[4]
-STARTS = {"orders": Start(1)}
+STARTS = {"orders": QueryStart(1)}
 
 # Reads as consumer `etl`, a message at each line that it gets, and says how far it is.
 QUERY = """
 import sys
 from storage_core.store.consumers import leases
-from storage_core.store.consumers.query import QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryReader, QueryStart, onward
 from storage_core.store.store import Store
 leases.RENEW_S = 0.1
 store = Store.open(sys.argv[1].split(","))
 reader = QueryReader(store, "etl")
-at = reader.begin({"orders": Start(1)})["orders"]
+at = reader.begin({"orders": QueryStart(1)})["orders"]
 print(at.position.next_sequence, flush=True)
 for line in sys.stdin:
     at = onward(store.stream_state("orders"), at, at.position.next_sequence + 1)

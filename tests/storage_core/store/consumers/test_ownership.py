@@ -18,22 +18,22 @@ from harness.processes import Machine
 from storage_core.errors import FencedError, ReadOnlyError, StoreBusyError
 from storage_core.metadata.reconcile import FAIL
 from storage_core.store.consumers.claims import PAUSE_S
-from storage_core.store.consumers.query import QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryReader, QueryStart, onward
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
 from storage_core.store.volume.identity import OWNERS
 
 ROOT = Path(__file__).resolve().parents[4]
-STARTS = {"orders": Start(1)}
+STARTS = {"orders": QueryStart(1)}
 
 # Begins as consumer `etl`, reads a message at each line that it gets, and says how far it is.
 QUERY = """
 import sys
-from storage_core.store.consumers.query import QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryReader, QueryStart, onward
 from storage_core.store.store import Store
 store = Store.open(sys.argv[1].split(","))
 reader = QueryReader(store, "etl", take_over=sys.argv[2:] == ["take_over"])
-at = reader.begin({"orders": Start(1)})["orders"]
+at = reader.begin({"orders": QueryStart(1)})["orders"]
 print(at.position.next_sequence, flush=True)
 for line in sys.stdin:
     at = onward(store.stream_state("orders"), at, at.position.next_sequence + 1)

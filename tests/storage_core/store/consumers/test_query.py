@@ -14,7 +14,7 @@ from storage_core.errors import DataLossError, NotFoundError, ReadOnlyError
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Position
 from storage_core.store.consumers.consumer import Consumer
-from storage_core.store.consumers.query import QueryPosition, QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryPosition, QueryReader, QueryStart, onward
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
@@ -59,7 +59,7 @@ def places(positions: dict[str, QueryPosition]) -> dict[str, int]:
     return {name: one.position.next_sequence for name, one in positions.items()}
 
 
-def begin(machine: Machine, start: Start, name: str = "etl") -> QueryPosition:
+def begin(machine: Machine, start: QueryStart, name: str = "etl") -> QueryPosition:
     """Begin as a process that ends then."""
     reader = QueryReader(machine.open(), name)
     (at,) = reader.begin({"orders": start}).values()
@@ -103,7 +103,7 @@ def counting(machine: Machine, *operations: str) -> tuple[Store, list[Call]]:
 
 
 def test_first_use_makes_the_consumer_where_the_query_begins(machine: Machine) -> None:
-    assert begin(machine, Start(4)).position.next_sequence == 4
+    assert begin(machine, QueryStart(4)).position.next_sequence == 4
     info = consumer(machine).info()
     assert (info["delivered"], info["config"]["ack_policy"]) == ({"stream_seq": 3}, "explicit")
 
@@ -111,10 +111,10 @@ def test_first_use_makes_the_consumer_where_the_query_begins(machine: Machine) -
 def test_a_query_without_a_checkpoint_goes_on_where_its_consumer_stands(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    at = begin(machine, Start(1))
+    at = begin(machine, QueryStart(1))
     assert "resumes from consumer" not in caplog.text
     acknowledge(machine, read_on(machine, at, 8))
-    assert begin(machine, Start(1)).position.next_sequence == 8
+    assert begin(machine, QueryStart(1)).position.next_sequence == 8
     assert "stream orders: a query without a checkpoint resumes from consumer etl, at sequence 8" in caplog.text
     assert consumer(machine).info()["num_pending"] == 3
 
@@ -123,10 +123,10 @@ def test_it_begins_with_the_first_message_that_waits_for_its_acknowledgement(mac
     made = machine.open().stream("orders").add_consumer({"name": "etl"})
     made.fetch(6, 0)
     made.ack([1, 2, 4])
-    at = begin(machine, Start(1))
+    at = begin(machine, QueryStart(1))
     assert reconcile(machine, at, FAIL, "etl").position.next_sequence == 3
     machine.open().stream("orders").remove([3])
-    assert begin(machine, Start(1)).position.next_sequence == 5
+    assert begin(machine, QueryStart(1)).position.next_sequence == 5
     acknowledge(machine, read_on(machine, at, 6))
     info = consumer(machine).info()
     assert (info["ack_floor"], info["num_ack_pending"]) == ({"stream_seq": 5}, 1), "6 was handed out to somebody else"
@@ -134,23 +134,23 @@ def test_it_begins_with_the_first_message_that_waits_for_its_acknowledgement(mac
 
 def test_what_an_option_chose_stays_chosen_while_nothing_was_acknowledged(machine: Machine) -> None:
     """Spark asks again when it replays the first batch, and what `latest` means has moved."""
-    assert begin(machine, Start(11, LATEST)).position.next_sequence == 11
+    assert begin(machine, QueryStart(11, LATEST)).position.next_sequence == 11
     put(machine.open().stream("orders"), 5)
-    again = begin(machine, Start(16, LATEST))
+    again = begin(machine, QueryStart(16, LATEST))
     assert (again.position.next_sequence, consumer(machine).info()["events"]) == (11, [])
     acknowledge(machine, read_on(machine, again, 13))
-    assert begin(machine, Start(16, LATEST)).position.next_sequence == 16
+    assert begin(machine, QueryStart(16, LATEST)).position.next_sequence == 16
     (event,) = consumer(machine).info()["events"]
     assert (event["kind"], event["before"], event["after"]) == ("consumer_moved", "12", "15")
     assert LATEST in event["reason"]
 
 
 def test_another_choice_moves_the_consumer_and_no_choice_does_not(machine: Machine) -> None:
-    begin(machine, Start(11, LATEST))
-    assert begin(machine, Start(1)).position.next_sequence == 11
-    assert begin(machine, Start(1, "startingOffsets=earliest")).position.next_sequence == 1
+    begin(machine, QueryStart(11, LATEST))
+    assert begin(machine, QueryStart(1)).position.next_sequence == 11
+    assert begin(machine, QueryStart(1, "startingOffsets=earliest")).position.next_sequence == 1
     assert [one["after"] for one in consumer(machine).info()["events"]] == ["0"]
-    assert begin(machine, Start(1, "startingTimestamp=0")).position.next_sequence == 1
+    assert begin(machine, QueryStart(1, "startingTimestamp=0")).position.next_sequence == 1
     assert len(consumer(machine).info()["events"]) == 1, "it stands there"
 
 
@@ -162,25 +162,24 @@ def test_all_streams_of_a_query_take_one_round_of_fsyncs(machine: Machine) -> No
         session.ensure_leadership()  # opens a term
     del syncs[:]
     reader = QueryReader(store, "etl")
-    at = reader.begin({"orders": Start(2), "notes": Start(1)})
+    at = reader.begin({"orders": QueryStart(2), "notes": QueryStart(1)})
     assert (places(at), len(syncs)) == ({"orders": 2, "notes": 1}, len(machine.paths))
     index = store.view().index
     ends = {name: onward(store.stream_state(name), one, 4).position for name, one in at.items()}
     for _ in range(2):  # twice is the same as once
         reader.acknowledge(ends)
         assert (len(syncs), store.view().index) == (2 * len(machine.paths), index + 1)
-    assert places(QueryReader(machine.open(), "etl", own=False).begin({"orders": Start(1), "notes": Start(1)})) == {
-        "orders": 4, "notes": 4,
-    }  # fmt: skip
+    starts = {"orders": QueryStart(1), "notes": QueryStart(1)}
+    assert places(QueryReader(machine.open(), "etl", own=False).begin(starts)) == {"orders": 4, "notes": 4}
 
 
 def test_a_batch_reads_from_the_consumer_and_moves_it_nowhere(machine: Machine) -> None:
-    begin(machine, Start(4))
+    begin(machine, QueryStart(4))
     batch = QueryReader(machine.open(), "etl", own=False)
-    assert places(batch.begin({"orders": Start(1)})) == {"orders": 4}
-    assert places(batch.begin({"orders": Start(1, "startingOffsets=earliest")})) == {"orders": 1}
+    assert places(batch.begin({"orders": QueryStart(1)})) == {"orders": 4}
+    assert places(batch.begin({"orders": QueryStart(1, "startingOffsets=earliest")})) == {"orders": 1}
     lose_all(machine)
-    at = batch.begin({"orders": Start(1)})
+    at = batch.begin({"orders": QueryStart(1)})
     for _ in range(2):
         assert places(QueryReader(machine.open(), "etl", own=False).reconcile(at, CONTINUE, "")) == {"orders": 11}
     assert delivered(machine) == 3
@@ -190,12 +189,12 @@ def test_a_batch_reads_from_the_consumer_and_moves_it_nowhere(machine: Machine) 
 
 def test_streams_and_consumers_that_there_are_not_are_named(machine: Machine) -> None:
     with pytest.raises(NotFoundError, match="did you mean 'orders'"):
-        QueryReader(machine.open(), "etl").begin({"order": Start(1)})
+        QueryReader(machine.open(), "etl").begin({"order": QueryStart(1)})
     with pytest.raises(ValueError, match="name of a consumer: 'a b'"):
         QueryReader(machine.open(), "a b")
     machine.open().stream("orders").add_consumer({"name": "ETL"})
     with pytest.raises(ValueError, match="consumer 'etl' differs from consumer 'ETL' of stream 'orders' only in case"):
-        QueryReader(machine.open(), "etl").begin({"orders": Start(1)})
+        QueryReader(machine.open(), "etl").begin({"orders": QueryStart(1)})
 
 
 # --- what became of the streams
@@ -205,7 +204,7 @@ def test_streams_and_consumers_that_there_are_not_are_named(machine: Machine) ->
 def test_without_news_reconciliation_is_free_of_locks_and_changes_nothing(machine: Machine) -> None:
     store, calls = counting(machine, *LOCKING, "sync", "write")
     reader = QueryReader(store, "etl")
-    at = reader.begin({"orders": Start(1)})
+    at = reader.begin({"orders": QueryStart(1)})
     assert reader.reconcile(at, FAIL, REMEDY) == at
     del calls[:]
     put(machine.open().stream("orders"), 5)
@@ -229,7 +228,7 @@ def test_another_position_is_another_question_though_nothing_has_changed(machine
 
 
 def test_a_loss_is_told_once_however_often_it_is_asked_from_the_old_position(machine: Machine) -> None:
-    lost = read_on(machine, begin(machine, Start(1)), 11)
+    lost = read_on(machine, begin(machine, QueryStart(1)), 11)
     lose_all(machine)
     put(machine.open().stream("orders"), 5)
     store = machine.open()
@@ -248,7 +247,7 @@ def test_a_loss_is_told_once_however_often_it_is_asked_from_the_old_position(mac
 
 def test_a_query_that_keeps_failing_while_its_stream_grows_is_written_down_once(machine: Machine) -> None:
     older = older_copy(machine)
-    begin(older, Start(1))
+    begin(older, QueryStart(1))
     put(machine.open().stream("orders"), 10)
     ahead = read_on(machine, QueryReader(machine.open()).at("orders", 1), 21)
     for count in (5, 20):
@@ -268,7 +267,7 @@ def test_a_loss_that_is_declared_while_a_batch_runs_is_told_with_the_next(machin
 
 
 def test_a_head_that_is_removed_before_it_was_read_is_news_and_one_that_was_read_is_none(machine: Machine) -> None:
-    at = begin(machine, Start(1))
+    at = begin(machine, QueryStart(1))
     machine.open().stream("orders").purge(end=6)
     with pytest.raises(
         DataLossError, match=rf"sequences 1 to 5 were removed or lost before they were read.*\. {REMEDY}"
@@ -287,7 +286,7 @@ def test_a_head_that_is_removed_before_it_was_read_is_news_and_one_that_was_read
 @pytest.mark.buckets
 def test_a_stream_that_is_gone_is_news_and_is_then_left_out(machine: Machine) -> None:
     reader = QueryReader(machine.open(), "etl")
-    at = reader.begin({"orders": Start(1)})
+    at = reader.begin({"orders": QueryStart(1)})
     machine.open().delete_stream("orders")
     with pytest.raises(DataLossError, match="stream 'orders' was deleted since it was read up to sequence 0"):
         reader.reconcile(at, FAIL, REMEDY)
@@ -314,7 +313,7 @@ def test_what_waits_for_a_consumer_is_not_skipped_when_its_stream_was_rebuilt(tm
     adopt.execute(adopt.plan([tmp_path]))
     store = Store.open(tmp_path)
     reader = QueryReader(store, "etl")
-    at = reader.begin({"orders": Start(1)})
+    at = reader.begin({"orders": QueryStart(1)})
     assert places(at) == {"orders": 7}, "its own place, by which it is recognised"
     with pytest.raises(DataLossError, match="stream 'orders' was rebuilt from its blocks"):
         reader.reconcile(at, FAIL, REMEDY)
@@ -339,7 +338,7 @@ def test_a_store_that_cannot_be_written_is_judged_by_what_can_be_read(
     assert "judged by what can be read" in caplog.text
     assert reader.reconcile(reconciled, FAIL, REMEDY) == reconciled
     with pytest.raises(ReadOnlyError):
-        QueryReader(machine.open(read_only=True), "etl").begin({"orders": Start(1)})
+        QueryReader(machine.open(read_only=True), "etl").begin({"orders": QueryStart(1)})
 
 
 def test_the_consumer_of_a_query_with_a_checkpoint_is_made_where_that_stands(machine: Machine) -> None:
@@ -353,7 +352,7 @@ def test_the_consumer_of_a_query_with_a_checkpoint_is_made_where_that_stands(mac
 
 @pytest.mark.buckets
 def test_an_acknowledgement_never_moves_a_consumer_back(machine: Machine) -> None:
-    at = begin(machine, Start(1))
+    at = begin(machine, QueryStart(1))
     acknowledge(machine, read_on(machine, at, 9))
     acknowledge(machine, read_on(machine, at, 5))
     assert delivered(machine) == 8
@@ -365,7 +364,7 @@ def test_killed_at_any_call_a_query_has_begun_or_said_it_for_all_its_streams_or_
     store = machine.create()
     for name in ("orders", "notes"):
         store.add_stream({"name": name}).append(to_table([Row(name, b"x")] * 10))
-    starts = {"orders": Start(3, LATEST), "notes": Start(3, LATEST)}
+    starts = {"orders": QueryStart(3, LATEST), "notes": QueryStart(3, LATEST)}
 
     def begin_and_acknowledge(machine: Machine, judge: Judge) -> FaultyFiles:
         files = machine.files(judge)
@@ -396,7 +395,7 @@ def test_killed_at_any_call_a_query_has_begun_or_said_it_for_all_its_streams_or_
 
 
 def test_what_was_said_of_another_lifetime_of_the_stream_is_passed_over(machine: Machine) -> None:
-    at = begin(machine, Start(1))
+    at = begin(machine, QueryStart(1))
     older = older_copy(machine)
     put(machine.open().stream("orders"), 10)
     late = read_on(machine, at, 21)
@@ -414,7 +413,7 @@ def test_a_consumer_whose_stream_was_rebuilt_follows_its_query(tmp_path: Path) -
     store = Store.create([tmp_path])
     put(store.add_stream(ORDERS), 10)
     reader = QueryReader(store, "etl")
-    at = reader.begin({"orders": Start(1)})
+    at = reader.begin({"orders": QueryStart(1)})
     reader.acknowledge({"orders": onward(store.stream_state("orders"), at["orders"], 4).position})
     reader.close()
     with store.session() as session:

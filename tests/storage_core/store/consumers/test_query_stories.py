@@ -18,7 +18,7 @@ from harness.processes import Machine
 
 from storage_core.errors import DataLossError
 from storage_core.metadata.reconcile import CONTINUE, FAIL
-from storage_core.store.consumers.query import QueryPosition, QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryPosition, QueryReader, QueryStart, onward
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 
@@ -53,7 +53,7 @@ def read_to_the_end(machine: Opens, at: Positions) -> Positions:
 def begin(machine: Opens) -> Positions:
     store = machine.open()
     reader = QueryReader(store, "etl")
-    at = reader.begin({"orders": Start(store.stream_state("orders").first_sequence)})
+    at = reader.begin({"orders": QueryStart(store.stream_state("orders").first_sequence)})
     reader.close()
     return at
 

@@ -20,12 +20,12 @@ from storage_core.errors import StoreBusyError
 from storage_core.store.consumers import leases
 from storage_core.store.consumers.claims import Claim
 from storage_core.store.consumers.leases import EXPIRES_S, LeaseName, Leases
-from storage_core.store.consumers.query import QueryReader, Start
+from storage_core.store.consumers.query import QueryReader, QueryStart
 from storage_core.store.environment import Environment, reaching
 from storage_core.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[4]
-STARTS = {"orders": Start(1)}
+STARTS = {"orders": QueryStart(1)}
 BLOCK_COUNT = 3 * 4  # three times as many as there are archive commands at once
 
 # Each does one thing as an owner, then stops itself; what it prints when it goes on is what became of it.
@@ -34,7 +34,7 @@ import os, signal, sys
 from contextlib import closing
 from storage_core.errors import StorageError
 from storage_core.store.consumers import leases
-from storage_core.store.consumers.query import QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryReader, QueryStart, onward
 from storage_core.store.store import Store
 
 leases.RENEW_S = 0.05
@@ -55,7 +55,7 @@ def archiving():
 
 def consumer():
     with closing(QueryReader(store, "etl")) as reader:  # a renewal that was under way when it stopped is taken back
-        at = reader.begin({"orders": Start(1)})["orders"]
+        at = reader.begin({"orders": QueryStart(1)})["orders"]
         stop()
         at = onward(store.stream_state("orders"), at, at.position.next_sequence + 1)
         reader.acknowledge({"orders": at.position})

@@ -11,7 +11,7 @@ from storage_core.errors import RequirementError, StorageError
 from storage_core.metadata.commands import Remove
 from storage_core.metadata.state import encode_state
 from storage_core.sequences import SequenceSet
-from storage_core.store.consumers.query import QueryReader, Start, onward
+from storage_core.store.consumers.query import QueryReader, QueryStart, onward
 from storage_core.store.stream import Stream
 from storage_core.store.writing import retention as store_retention
 
@@ -152,7 +152,7 @@ def test_streaming_queries_are_consumers_too() -> None:
     for name, kind in (("QUEUE", "workqueue"), ("BOTH", "interest")):
         stream = store.add_stream({"name": name, "subjects": [f"{name}.>"], "retention": kind})
         reader = QueryReader(store, "etl")
-        at = reader.begin({name: Start(1)})[name]
+        at = reader.begin({name: QueryStart(1)})[name]
         second = stream.add_consumer({"name": "second"}) if kind == "interest" else None
         stream.append([{"subject": f"{name}.a", "data": b"x"}] * 6)
         reader.acknowledge({name: onward(store.stream_state(name), at, 4).position})
