@@ -24,7 +24,7 @@ from storage_core.store.ensemble.view import View, all_applied, trail_of
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
 from storage_core.store.volume.log_contents import CommitMark, LogContents, LogEnd, Tail
-from storage_core.store.volume.object_log import Listing, ObjectLog
+from storage_core.store.volume.object_log import Listing
 from storage_core.store.volume.volumes import Volume
 
 COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
@@ -415,10 +415,9 @@ class CommitReader:
             return True
         self._asked_last = (self._asked_last + 1) % len(volumes)
         volume = volumes[self._asked_last]
-        log, position = volume.log, known.positions.get(volume.volume_id)
-        assert isinstance(log, ObjectLog)
+        position = known.positions.get(volume.volume_id)
         try:
-            return position is None or not log.ends_at(position)
+            return position is None or not volume.log.ends_at(position)
         except (StorageError, OSError):  # it is away: `view` knows what that means
             return True
 

@@ -17,7 +17,6 @@ from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.paths import ObjectPath, is_in_object_store, real_place
 from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vote, make_entry
-from storage_core.raft.log_format import Record
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store import lock_domain
 from storage_core.store.ensemble import interrupted_creation
@@ -26,6 +25,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.volume import identity as volume_file
 from storage_core.store.volume import locks, log, object_probe, probe
 from storage_core.store.volume.identity import CREATING, RESTORING, STREAMS, VolumeIdentity
+from storage_core.store.volume.register import Register
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
@@ -101,14 +101,6 @@ def fill_prefixes(
         object_probe.check_each(paths, env)
         object_probe.check_distinct(paths, env)
         ordered = sorted(volumes, key=lambda volume: str(volume.path))
-        entry = first.entry
-        records: list[Record] = [first.vote]
-        snapshot, commit = None, None
-        if first.body is None:
-            records.append(entry)
-        else:
-            snapshot = entry.id, entry.history, first.body
-            commit = CommitRecord(1, entry.term, entry.index, entry.chain)
         begun: list[Volume] = []  # what lies there but for identities is this attempt's
         try:
             for volume in ordered if mark else ():
@@ -119,7 +111,7 @@ def fill_prefixes(
             for volume in ordered:
                 if not mark:
                     begun.append(volume)
-                volume.log.begin(records, snapshot, commit)
+                first.begin(volume.log)
             for volume in reversed(ordered):  # whoever sees an identity finds all the rest
                 _claim(volume, env)
         except Exception as error:
@@ -247,14 +239,7 @@ def write_metadata(volume: Volume, first: "FirstEntry", env: Environment, direct
     env.files.make_directory(volume.path / STREAMS)
     volume_log = log.VolumeLog(env.files, volume.path, volume.identity)
     volume_log.directory = volume.path / directory
-    if first.body is None:
-        position = volume_log.start_segment(START, None, [first.vote, first.entry])
-    else:
-        tip = first.entry.id
-        volume_log.write_snapshot(tip, first.entry.history, first.body)
-        position = volume_log.start_segment(tip, None, [first.vote])
-    commit = CommitRecord(1, first.entry.term, first.entry.index, first.entry.chain)
-    volume_log.write_commit_record(position.segment, commit)
+    first.begin(volume_log)
     env.files.sync_directory(volume.path)
 
 
@@ -364,6 +349,16 @@ class FirstEntry:
     vote: Vote
     entry: Entry
     body: SnapshotBody | None = None  # with a snapshot that takes the place of the entry, since a state may be large
+
+    def begin(self, register: Register) -> None:
+        """Write the beginning of a volume's log."""
+        entry = self.entry
+        commit = CommitRecord(1, entry.term, entry.index, entry.chain)
+        if self.body is None:
+            position = register.begin([self.vote, entry], None)
+        else:
+            position = register.begin([self.vote], (entry.id, entry.history, self.body), commit)
+        register.write_commit_record(position, commit)
 
 
 def _first_entry(command: Init | NoOp, time_ns: int, env: Environment) -> FirstEntry:

@@ -13,7 +13,7 @@ from storage_core.store.ensemble.merged_log import LogChain
 from storage_core.store.ensemble.process_cache import ProcessCache
 from storage_core.store.ensemble.view import View, trail_of
 from storage_core.store.volume.log_contents import LogPosition
-from storage_core.store.volume.volumes import MetadataLog
+from storage_core.store.volume.register import Register
 
 
 class MembershipChanged(Exception):
@@ -67,7 +67,7 @@ def snapshot_body(log: LogChain, vote: Vote, durable: Mapping[bytes, int]) -> Sn
 
 
 def rewrite(
-    log: MetadataLog, status: VolumeStatus, decision: LogDecision, vote: Vote, body: SnapshotBody | None
+    log: Register, status: VolumeStatus, decision: LogDecision, vote: Vote, body: SnapshotBody | None
 ) -> LogPosition:
     """Bring one volume up to the log that leads, but for what is known to be durable and right there."""
     chosen, snapshot = decision.chosen_log, None

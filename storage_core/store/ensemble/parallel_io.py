@@ -19,10 +19,11 @@ from storage_core.raft.rules import majority
 from storage_core.store.environment import Environment
 from storage_core.store.volume.log import SyncError
 from storage_core.store.volume.log_contents import LogPosition
-from storage_core.store.volume.volumes import MetadataLog, Volume
+from storage_core.store.volume.register import Register
+from storage_core.store.volume.volumes import Volume
 
 T = TypeVar("T")
-Work = Callable[[MetadataLog], T]  # on one log
+Work = Callable[[Register], T]  # on one log
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,12 @@ class Logs:
     still the files that it would open. Of a volume on which a call failed nothing is kept.
     """
 
-    def __init__(self, env: Environment, volumes: Iterable[Volume], kept: MutableMapping[bytes, MetadataLog]) -> None:
+    def __init__(self, env: Environment, volumes: Iterable[Volume], kept: MutableMapping[bytes, Register]) -> None:
         """`kept`: logs of the last session, by volume; what is kept of this one is left there."""
         self._env, self._kept = env, kept
         self._failed: set[bytes] = set()
         self._volumes: dict[bytes, Volume] = {}
-        self._logs: dict[bytes, MetadataLog] = {}
+        self._logs: dict[bytes, Register] = {}
         self.drew_on_reserves = False  # of full volumes, so they have to be filled again
         for volume in volumes:
             self.add(volume)
@@ -67,7 +68,7 @@ class Logs:
             kept.close()
         self._logs[volume.volume_id] = log.keep_open()
 
-    def __getitem__(self, volume_id: bytes) -> MetadataLog:
+    def __getitem__(self, volume_id: bytes) -> Register:
         return self._logs[volume_id]
 
     def close(self, keeps: bool = False) -> None:

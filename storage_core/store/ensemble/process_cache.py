@@ -24,8 +24,9 @@ from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume.locks import HeldLocks
 from storage_core.store.volume.log_contents import NONE_FETCHED, Fetched, LogPosition
 from storage_core.store.volume.object_log import DIRECTORY, Listing
+from storage_core.store.volume.register import Register
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import MetadataLog, Volume
+from storage_core.store.volume.volumes import Volume
 
 T = TypeVar("T")
 RECORDS_KEPT_SIZE_MAX = 4 << 20  # bytes of a log in an object store, of which each record takes a request to fetch
@@ -73,7 +74,7 @@ class ProcessCache:
         self._last_states: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
         self._records: dict[bytes, Fetched] = {}  # by volume in an object store: of its log, as last read
-        self.logs: dict[bytes, MetadataLog] = {}  # by volume: of the last session, with the segment that it wrote
+        self.logs: dict[bytes, Register] = {}  # by volume: of the last session, with the segment that it wrote
         self.renew()
 
     def renew(self) -> None:

@@ -644,7 +644,7 @@ class Session:
 
     def _write_commit_records(self, positions: Mapping[bytes, LogPosition], commit: CommitRecord) -> list[bool]:
         """Move the commit records of volumes whose logs up to there were fsynced; return whether each went well."""
-        works = {volume_id: _recording(at.segment, commit) for volume_id, at in positions.items()}
+        works = {volume_id: _recording(at, commit) for volume_id, at in positions.items()}
         outcomes = self._logs.on_each(works)
         for volume_id, outcome in outcomes.items():
             if isinstance(outcome, OSError):
@@ -797,8 +797,8 @@ def _looking(position: LogPosition, commit: CommitRecord | None) -> Work[TailRea
     return lambda log: log.look(position, commit)
 
 
-def _recording(segment: int, commit: CommitRecord) -> Work[None]:
-    return lambda log: log.write_commit_record(segment, commit)
+def _recording(position: LogPosition, commit: CommitRecord) -> Work[None]:
+    return lambda log: log.write_commit_record(position, commit)
 
 
 def _place_in(order: Sequence[bytes], volume_id: bytes) -> int:

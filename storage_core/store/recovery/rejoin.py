@@ -190,7 +190,7 @@ def _is_of_another_copy(session: Session, absent_volume: VolumeToRejoin) -> bool
     """Return whether what the volume records as committed is not on the log of this session, whatever it was taken
     for."""
     try:
-        commit, _ = absent_volume.volume.log.read_commit_record()
+        commit = absent_volume.volume.log.read_mark().commit
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return False

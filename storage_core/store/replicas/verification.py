@@ -24,9 +24,10 @@ from storage_core.store.volume import losses, reports
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.placement_journal import PlacementJournal
+from storage_core.store.volume.register import Register
 from storage_core.store.volume.reports import Report
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import MetadataLog, Volume
+from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
 CHUNK_SIZE_MAX = 64 << 20  # bytes of blocks that are looked at before anything is said about them
@@ -394,7 +395,7 @@ def metadata_damage(volume: Volume) -> list[Damage]:
     return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in defects]
 
 
-def _metadata_damage(log: MetadataLog, journal: PlacementJournal) -> list[tuple[str, str]]:
+def _metadata_damage(log: Register, journal: PlacementJournal) -> list[tuple[str, str]]:
     """Return (file, reason) for what is wrong with the metadata's own files."""
     journaled, defects = _journaled(journal)  # before the log is read, which has all that was journaled by then
     try:

@@ -56,7 +56,7 @@ class SyncError(OSError):
 
 
 class VolumeLog:
-    """The metadata files below one volume."""
+    """The metadata files below one volume, as its register."""
 
     def __init__(self, files: Files, volume: Path, identity: VolumeIdentity) -> None:
         self._files, self._identity = files, identity
@@ -119,16 +119,12 @@ class VolumeLog:
 
     # --- reading
 
-    def read_commit_record(self) -> tuple[CommitRecord | None, bool]:
+    def read_mark(self, before: CommitMark | None = None, position: LogPosition | None = None) -> CommitMark:
         """Return the best readable commit record, and whether every slot that was looked at is whole.
 
-        Costs one listing and one small read: a new segment carries the record on, so only the newest segment that has
-        any is asked.
+        It is read anew whatever it was before. Costs one listing and one small read: a new segment carries the record
+        on, so only the newest segment that has any is asked.
         """
-        return together(self._files, self.directory, self._read_commit_record)
-
-    def read_mark(self, before: CommitMark | None = None, position: LogPosition | None = None) -> CommitMark:
-        """Return the same, as what a log says of what is committed, read anew whatever it said before."""
         newest = position.segment if position is not None else 0
         return CommitMark(*together(self._files, self.directory, partial(self._read_commit_record, newest)))
 
@@ -242,6 +238,10 @@ class VolumeLog:
     def read_tail(self, position: LogPosition) -> Tail | None:
         """Return the records after `position`; None if a full reading is called for."""
         return together(self._files, self.directory, partial(self._read_tail, position))
+
+    def ends_at(self, position: LogPosition) -> bool:
+        """Return whether nothing was written after `position`."""
+        return self.read_tail(position) == Tail([], position, True)
 
     def look(self, position: LogPosition, commit: CommitRecord | None = None) -> TailRead | None:
         """Return what has changed since the log ended at `position`; None if a full reading is called for.
@@ -445,9 +445,9 @@ class VolumeLog:
             # The new segment is durable and counts without it; only its loss would go unnoticed.
             logger.warning("%s could not be sealed: %s", self.segment_path(number), error)
 
-    def write_commit_record(self, segment: int, record: CommitRecord) -> None:
+    def write_commit_record(self, position: LogPosition, record: CommitRecord) -> None:
         """Write the commit record, after the log up to its index was fsynced; the next fsync makes it durable."""
-        together(self._files, self.directory, partial(self._write_commit_record, segment, record))
+        together(self._files, self.directory, partial(self._write_commit_record, position.segment, record))
 
     def _write_commit_record(self, segment: int, record: CommitRecord) -> None:
         with self._segment(segment) as file:
@@ -516,11 +516,11 @@ class VolumeLog:
             self.remove_commit_records()
         if snapshot is not None:
             self.write_snapshot(base, *snapshot)
-        own, _ = self.read_commit_record()
+        own = self.read_mark().commit
         carried = commit if commit is not None and own == commit and not drops_record else None
         position = self.start_segment(base, carried, records)
         if carried is None and commit is not None:  # only now is the log durable up to there
-            self.write_commit_record(position.segment, commit)
+            self.write_commit_record(position, commit)
         if snapshot is not None:
             self.remove_older(position.segment, base.index)
         return position

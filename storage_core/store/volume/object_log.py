@@ -75,7 +75,7 @@ _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(?:-([0-9a-f]{32}))?\.(rec|sna
 
 
 class ObjectLog:
-    """The metadata objects of one volume. Beside VolumeLog: the same calls, and a session goes by either."""
+    """The metadata objects of one volume, as its register."""
 
     def __init__(self, files: Files, volume: Path, identity: VolumeIdentity) -> None:
         self._files, self._identity = files, identity
@@ -292,10 +292,6 @@ class ObjectLog:
         """Return all entries above index `after`, and some below."""
         return self.read()
 
-    def read_commit_record(self) -> tuple[CommitRecord | None, bool]:
-        """Return what the newest record knows to be committed, and whether it can be read."""
-        return self.read_mark()[:2]
-
     def read_mark(self, before: CommitMark | None = None, position: LogPosition | None = None) -> CommitMark:
         """Return what the newest record says: what was committed before it, and where the log ends.
 
@@ -438,7 +434,7 @@ class ObjectLog:
         name = self._put_snapshot(position.segment + 1, self._encoded(base, *snapshot), "base")
         return self._put(position, base, records, commit, _id_of(name))
 
-    def write_commit_record(self, segment: int, record: CommitRecord) -> None:
+    def write_commit_record(self, position: LogPosition, record: CommitRecord) -> None:
         """Do nothing: the next record carries the commit record. Until then readers count the volumes that have the
         entry.
         """

@@ -30,11 +30,11 @@ from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.object_log import ObjectLog
 from storage_core.store.volume.placement_journal import PlacementJournal
+from storage_core.store.volume.register import Register
 from storage_core.store.volume.reports import Reports
 from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.state import VolumeState
 
-MetadataLog = VolumeLog | ObjectLog
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
 
 
@@ -69,10 +69,11 @@ class Volume:
         return BlockStore(self.files, self.path)
 
     @property
-    def log(self) -> "MetadataLog":
+    def log(self) -> Register:
         """Its voter: the metadata log, votes, commit records and snapshots."""
         identity = self.identity or VolumeIdentity(self.store_id, self.volume_id, bytes(16), 0)
-        return (ObjectLog if self.is_remote else VolumeLog)(self.files, self.path, identity)
+        log_kind = ObjectLog if self.is_remote else VolumeLog
+        return log_kind(self.files, self.path, identity)
 
     @property
     def is_remote(self) -> bool:

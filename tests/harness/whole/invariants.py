@@ -116,7 +116,7 @@ class Invariants:
                 if position in world.volumes.bad:
                     continue  # its metadata was being made anew
                 raise
-            record, _ = VolumeLog(files, path, identity).read_commit_record()
+            record = VolumeLog(files, path, identity).read_mark().commit
             contents = durable_log(world.machine.disk, path, identity)
             durable.append(contents.tip[0])
             if record is None:

@@ -75,7 +75,7 @@ def moves_the_commit_record_before_the_fsync_of_the_quorum() -> list[Replacement
         generation = before.commit.generation + 1 if before.commit is not None else 1
         for volume_id, position in before.positions.items():
             record = CommitRecord(generation, last.term, last.index, last.chain)
-            self._logs[volume_id].write_commit_record(position.segment, record)
+            self._logs[volume_id].write_commit_record(position, record)
         plain(self)
 
     plain = Session._flush
@@ -91,7 +91,7 @@ def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replaceme
         for volume_id, position in before.positions.items():
             if volume_id not in self.view.positions and self.view.commit is not None:
                 try:
-                    self._logs[volume_id].write_commit_record(position.segment, self.view.commit)
+                    self._logs[volume_id].write_commit_record(position, self.view.commit)
                 except OSError:
                     continue
 
