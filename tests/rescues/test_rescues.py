@@ -32,6 +32,7 @@ KEPT_CASES = {  # damages that were read wrong
         "stan/damaged-truncated-subs:6000102",  # a first slice that is another one, beside its own index
         "stan/subs-compacted:6300024",  # zero bytes behind a damaged last record
     ],
+    "stan-field": ["stan-field/numbers-restart:9100356"],  # cut within a copy, beside an index that lists more
 }
 LAYOUTS = pytest.mark.parametrize("stores", CASE_COUNT, indirect=True)
 

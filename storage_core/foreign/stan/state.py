@@ -419,7 +419,7 @@ class _Look:
     def end(self) -> int:
         """Return the end of the channel if this is its last slice, SEQUENCE_END if nothing tells it."""
         if not self.extent.rises and not self.out_of_order:
-            return SEQUENCE_END if self.extent.tail_damaged else self.extent.last + 1
+            return SEQUENCE_END if self.extent.tail_damaged else max(self.extent.last, self.listed) + 1
         last, summary = self.last, self._summary
         if self.out_of_order:
             return SEQUENCE_END

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from storage_core.errors import DataLossError
+from storage_core.files import OS_FILES
 from storage_core.foreign import ForeignDamage, open_foreign, open_foreign_slices, read_foreign_slice
 from storage_core.foreign.side_by_side import compare
-from storage_core.foreign.stan.repeats import Numbered
+from storage_core.foreign.stan.directory import find_channels
+from storage_core.foreign.stan.repeats import Numbered, read_numbers
+from storage_core.sequences import SequenceSet
 
 FIELD = Path(__file__).parents[3] / "data" / "stan-field"
 Read = Callable[..., list[dict[str, Any]]]
@@ -49,6 +52,19 @@ def test_three_runs_of_a_real_server_in_a_file(read: Read) -> None:
         read(store, "logs")
     (copy,) = compare(open_foreign(store, "stan"), "logs").copies
     assert (copy.first, copy.last, copy.whole) == (1, 61, True)
+
+
+def test_a_file_of_several_runs_that_is_cut_lost_what_its_index_lists(read: Read, tmp_path: Path) -> None:
+    store = shutil.copytree(FIELD / "numbers-restart" / "store", tmp_path / "store")
+    path = store / "logs" / "msgs.1.dat"
+    whole = path.read_bytes()
+    numbered = read_numbers("logs", find_channels([store]).channels[0].slices[0], OS_FILES)
+    for count, end in enumerate(numbered.ends.tolist()[:-1], 1):
+        path.write_bytes(whole[:end])
+        lost = SequenceSet.from_ranges([(int(numbered.sequences[:count].max()) + 1, 62)])
+        assert compare(open_foreign(store, "stan"), "logs").lost == lost, count
+        with pytest.raises(DataLossError):
+            read(store, "logs")
 
 
 @pytest.mark.parametrize("with_index", [False, True])
