@@ -369,7 +369,7 @@ def _record_of(descriptor: Any) -> Callable[[Any], Record]:
 def _field_reader(field: Any) -> Callable[[Any], Any]:
     if _is_map(field):
         key, value = (_one_reader(field.message_type.fields_by_name[name]) for name in ("key", "value"))
-        return lambda entries: [(key(name), value(entries[name])) for name in entries]
+        return lambda entries: {key(name): value(entries[name]) for name in entries}
     reader = _one_reader(field)
     return (lambda values: [reader(value) for value in values]) if field.is_repeated else reader
 
