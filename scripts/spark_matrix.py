@@ -91,7 +91,7 @@ def make(folder: Path, pair: Pair) -> None:
     print(f"Installing PySpark {pair.pyspark} and what tests need into {folder.relative_to(ROOT)}", flush=True)
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
     packages = ["--editable", ".[dev,nats]", f"pyspark[connect]=={pair.pyspark}"]
     if pair.constraints:
         packages += ["--constraint", str(folder / "constraints.txt")]
