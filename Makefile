@@ -6,7 +6,7 @@ SECONDS ?= 600
 ARGS ?=
 RUN = . .venv/environment.sh && .venv/bin/python
 
-.PHONY: help setup demo demo-cluster test test-spark test-oldest lint soak bench bench-peers docs dist release-check clean
+.PHONY: help setup demo demo-cluster test test-spark test-oldest test-orchestrators lint soak bench bench-peers docs dist release-check clean
 
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
@@ -14,6 +14,7 @@ help:
 	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
 	@echo 'make test-spark VERSION=4.0  what differs between versions of Spark, in an environment below build/'
 	@echo 'make test-oldest       all tests with the lowest versions of all dependencies'
+	@echo 'make test-orchestrators  the files for Airflow and Dagster, run by these, in an environment below build/'
 	@echo 'make lint              style, types, who may import whom, and the English of pages and help'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
 	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
@@ -41,6 +42,9 @@ test-spark: setup
 
 test-oldest: setup
 	@$(RUN) scripts/spark_matrix.py oldest $(ARGS)
+
+test-orchestrators: setup
+	@$(RUN) scripts/orchestrators.py $(ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -254,14 +254,6 @@ def names_targets(text: str) -> None:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
 
 
-def starts_commands(text: str) -> None:
-    """What systemd starts is a command line that is taken."""
-    started = re.findall(r"^ExecStart=\S+/(jstream .+)$", text, re.MULTILINE)
-    assert started
-    for line in started:
-        is_command(line)
-
-
 def are_pages(text: str) -> None:
     """Each address is that of a page."""
     patterns = [page.path for page in SERVED_PAGES] + ["/overview", "/rescue", "/rescue/streams/{name}"]
@@ -403,12 +395,6 @@ NOT_RUN = [
     ),
     NotRun("docs/guide/ui.md", "/api/overview", "tests/spark_stream/ui/test_pages.py asks them", are_pages),
     NotRun("docs/guide/monitoring.md", "jstream_up", "Prometheus reads it", names_metrics),
-    NotRun(
-        "docs/guide/operations.md",
-        "[Unit]",
-        "systemd starts it; tests/spark_stream/cli/test_maintenance.py runs the command",
-        starts_commands,
-    ),
     NotRun("docs/guide/operations.md", "*/10 * * * *", "cron runs it", is_crontab),
     NotRun(
         "docs/guide/operations.md",
@@ -426,7 +412,6 @@ NOT_RUN = [
     NotRun("docs/guide/where-it-runs.md", "spark-submit --master yarn", "needs YARN", is_shell),
     NotRun("docs/guide/where-it-runs.md", "python3 -m venv", "packs 150 MB, for a cluster", is_shell),
     NotRun("docs/scheduling.md", "PATH=", "cron runs it", is_crontab),
-    NotRun("docs/scheduling.md", "orders = BashOperator", "Airflow is not among what the tests install", is_python),
     NotRun(
         "docs/scheduling.md",
         "spark-submit",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cli.init import TEMPLATES, templates
+from spark_stream.cli.init import TEMPLATES, Scheduler, templates
 from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.definitions import load_definitions
 
@@ -13,7 +13,8 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
 
 def test_conf_holds_the_templates_of_the_package() -> None:
     theirs = {path.relative_to(CONF): path.read_bytes() for path in CONF.rglob("*") if path.is_file()}
-    ours = {path.relative_to(TEMPLATES): path.read_bytes() for path in templates()}
+    files = [path for scheduler in (None, *Scheduler) for path in templates(scheduler)]
+    ours = {path.relative_to(TEMPLATES): path.read_bytes() for path in files}
     assert {path: data for path, data in theirs.items() if "__pycache__" not in path.parts} == ours
 
 
