@@ -57,8 +57,8 @@ def check(copy: Copying, count: int) -> None:
 
 
 def test_each_message_is_copied_once_while_everything_fails_around_it(tmp_path: Path, settings: dict[str, str]) -> None:
-    copy = copying(tmp_path, settings, 25_000, 5_000, 20261121)
-    run(copy, 25_000, 2)
+    copy = copying(tmp_path, settings, 20_000, 5_000, 20261121)
+    run(copy, 20_000, 2)
     assert sum(count for what, count in copy.done.items() if what.startswith("killed")) == 2
 
 

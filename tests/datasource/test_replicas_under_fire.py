@@ -157,7 +157,7 @@ def all_current(paths: list[Path]) -> bool:
 def test_an_appending_job_loses_nothing_while_volumes_are_lost_and_damaged(
     spark: SparkSession, tmp_path: Path, volume_count: int, at_once: int, seed: int
 ) -> None:
-    under_fire(spark, tmp_path, volume_count, at_once, seed, appends=25, per_append=4_000)
+    under_fire(spark, tmp_path, volume_count, at_once, seed, appends=20, per_append=4_000)
 
 
 @pytest.mark.soak
