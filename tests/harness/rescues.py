@@ -207,8 +207,9 @@ def cuts(store: Kept, place: Path) -> dict[Path, int | None]:
     """
     cut: dict[Path, int | None] = {}
     folders: dict[Path, list[Path]] = {}
-    for path in store.ends if store.layout == "nats" else ():
-        folders.setdefault(path.parent, []).append(path)
+    for path in store.whole if store.layout == "nats" else ():
+        if path.suffix == ".blk":
+            folders.setdefault(path.parent, []).append(path)
     for folder, blocks in folders.items():
         index = folder / "index.db"
         if index in store.whole and _bytes(place / index) == store.whole[index]:
@@ -218,7 +219,7 @@ def cuts(store: Kept, place: Path) -> dict[Path, int | None]:
             if content is None:
                 cut[path] = None
                 continue
-            edges = [0, *sorted(store.ends[path])]
+            edges = [0, *sorted(store.ends.get(path, ()))]  # none are known of compressed blocks
             records = zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True)
             size = next((end for start, end in records if content.endswith(whole[start:end])), None)
             if not content or size not in (None, len(whole)):
