@@ -108,6 +108,9 @@ def test_wheel_installs_exactly_the_four_names(wheel: Path) -> None:
     licenses = {"LICENSE", "spark_stream/ui/static/htmx.LICENSE"}
     assert {f"pyspark_jstream-0.1.0.dist-info/licenses/{name}" for name in licenses} <= set(names)
     assert {f"{package}/py.typed" for package in INSTALLED} <= set(names)
+    templates = [path for path in (ROOT / "conf").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    expected = {f"spark_stream/templates/{path.relative_to(ROOT / 'conf')}" for path in templates}
+    assert {name for name in names if name.startswith("spark_stream/templates/")} == expected
     assert {"storage_core/look.css", "spark_stream/look/templates/page.html"} <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".blk")) or "/tests/" in name]
 

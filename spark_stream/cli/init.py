@@ -9,7 +9,7 @@ import typer
 from spark_stream.cli.failures import CommandFailed
 from spark_stream.look.terminal import counted, print_lines, say
 
-TEMPLATES = Path(__file__).resolve().parent.parent / "templates"  # the repository's conf/ holds the same files
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates"  # in the repository a link to conf/
 PLACE = "conf"
 
 

@@ -1,21 +1,13 @@
-"""The templates that `jstream init` writes: the same as conf/, and each of them good for what it is for."""
+"""The templates that `jstream init` writes, which are conf/: each of them is good for what it is for."""
 
 from pathlib import Path
 
 import pytest
 
-from spark_stream.cli.init import TEMPLATES, Scheduler, templates
 from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.definitions import load_definitions
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
-
-
-def test_conf_holds_the_templates_of_the_package() -> None:
-    theirs = {path.relative_to(CONF): path.read_bytes() for path in CONF.rglob("*") if path.is_file()}
-    files = [path for scheduler in (None, *Scheduler) for path in templates(scheduler)]
-    ours = {path.relative_to(TEMPLATES): path.read_bytes() for path in files}
-    assert {path: data for path, data in theirs.items() if "__pycache__" not in path.parts} == ours
 
 
 def test_the_pipeline_reads_a_stream_through_a_consumer_that_the_definitions_make(
